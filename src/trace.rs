@@ -8,8 +8,9 @@
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use parking_lot::Mutex;
 use tracing::{Level, level_filters::LevelFilter};
+
+use crate::util::lock::Mutex;
 
 /// Target of these events.
 const OPERATION: &str = "wharf::operation";

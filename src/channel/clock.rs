@@ -6,11 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
+    util::lock::{Condvar, Mutex},
 };
 
 /// What happens at a time. It must not wait for long: others are due.
@@ -83,12 +82,13 @@ fn run() {
         if at <= Instant::now() {
             let act = first.remove();
             // One that panics does not keep the others from their times.
-            let done = MutexGuard::unlocked(&mut clock, || catch_unwind(AssertUnwindSafe(act)));
-            if done.is_err() {
+            drop(clock);
+            if catch_unwind(AssertUnwindSafe(act)).is_err() {
                 tracing::error!(target: "wharf::channel", "the end of a lease panicked");
             }
+            clock = CLOCK.lock();
         } else {
-            SOONER.wait_until(&mut clock, at);
+            clock = SOONER.wait_for(clock, at.saturating_duration_since(Instant::now()));
         }
     }
     clock.running = false;

@@ -6,14 +6,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     endpoint::{Endpoint, RemoteRegion, Worker},
     error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, BufferMut, Region},
     protocol::registered::Registered,
     types::{Access, MemoryType},
+    util::lock::Mutex,
 };
 
 use super::{

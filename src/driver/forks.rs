@@ -9,9 +9,10 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use parking_lot::Mutex;
-
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// How many forks lie between the first initialisation and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);

@@ -1,9 +1,7 @@
 //! Drivers by their library's file: each loaded once, and kept until the process ends.
 
-use parking_lot::Mutex;
-
 use super::library::{Absent, Library, Search};
-use crate::error::Result;
+use crate::{error::Result, util::lock::Mutex};
 
 /// Every `D` that was loaded, one for each library file. Never shrinks; grows with the number of different files.
 pub(super) struct Loaded<D: 'static>(Mutex<Vec<One<D>>>);

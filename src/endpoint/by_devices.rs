@@ -18,7 +18,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
 
 use super::{Endpoint, RemoteRegion, Worker};
 use crate::{
@@ -34,6 +33,7 @@ use crate::{
         tcp::{Tcp, TcpOptions},
     },
     types::{Access, DeviceKey, LinkId},
+    util::lock::Mutex,
 };
 
 const NAME: &str = "made_up";

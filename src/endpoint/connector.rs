@@ -18,10 +18,12 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::TokioIo,
 };
-use parking_lot::Mutex;
 use tower_service::Service;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    util::lock::Mutex,
+};
 
 use super::{ByteStream, Destination, Endpoint, Worker, handle::WeakEndpoint};
 

@@ -10,11 +10,11 @@ use std::{
 };
 
 use futures::Stream;
-use parking_lot::Mutex;
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
+    util::lock::Mutex,
     worker::{
         Handle,
         door::Begun,

@@ -20,8 +20,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{AddressRange, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -31,6 +29,7 @@ use crate::{
     },
     trace,
     types::EndpointId,
+    util::lock::Mutex,
 };
 
 /// A piece of shareable memory: a sealed memfd and its mapping in this process.

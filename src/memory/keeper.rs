@@ -5,7 +5,7 @@
 
 use std::{mem, thread, time::Duration};
 
-use parking_lot::Mutex;
+use crate::util::lock::Mutex;
 
 /// Memory, and whether it may go now. Dropping it frees the memory.
 pub(crate) type Kept = Box<dyn FnMut() -> bool + Send>;

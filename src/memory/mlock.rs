@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, io};
 
 use nix::sys::resource::{Resource, getrlimit};
-use parking_lot::Mutex;
 
 use super::{AddressRange, Registrar, RegistrarAttributes};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::pages,
     types::Access,
+    util::lock::Mutex,
 };
 
 /// Registers memory by keeping its pages in memory (`mlock(2)`): what a device would need them to be, with no device there.

@@ -18,7 +18,6 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 
 use super::{AddressRange, Buffer, BufferMut, HostBufferMut, Registrar};
@@ -26,7 +25,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::{fork, pages},
     types::Access,
-    util::wake::wake_all,
+    util::{lock::Mutex, wake::wake_all},
 };
 
 /// Host buffers of one size that are registered once, all together, and leased one by one.

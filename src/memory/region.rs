@@ -22,8 +22,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use super::{
     AddressRange, Buffer, BufferMut, DomainMemory, Segment, keeper,
     run::{Location, Run},
@@ -33,7 +31,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
     types::{Access, DeviceKey, MemoryType},
-    util::copy::copy,
+    util::{copy::copy, lock::Mutex},
 };
 
 /// Who must know which regions are directly accessible no longer: each worker, for the words it shares with its peers.

@@ -28,8 +28,6 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use parking_lot::{Condvar, Mutex};
-
 use super::{
     AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
     MemorySink, MonitorKind, Subscription, Validity, monitor,
@@ -39,7 +37,10 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::MemoryType,
-    util::tally::Tally,
+    util::{
+        lock::{Condvar, Mutex},
+        tally::Tally,
+    },
 };
 
 /// How many times a device runtime appeared in this process.
@@ -247,7 +248,7 @@ impl MemoryTypes {
                 None => break,
                 // A domain that asks the context in order to answer.
                 Some(thread) if thread == own => return Begun::Asking(None),
-                Some(_) => self.answered.wait(&mut asking),
+                Some(_) => asking = self.answered.wait(asking),
             }
         }
         *asking = Some(own);

@@ -9,10 +9,9 @@ use std::{
     task::Waker,
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 
-use crate::util::waker_slot::WakerSlot;
+use crate::util::{lock::Mutex, waker_slot::WakerSlot};
 
 /// Whether `value` is `at_least` or comes after it. Values wrap around: one comes after another if it is less than 2^63 steps ahead.
 #[inline]

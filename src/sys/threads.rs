@@ -6,9 +6,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use parking_lot::Mutex;
-
 use super::fork;
+use crate::util::lock::Mutex;
 
 /// Every name is a multiple of this, so that who has one can add a number below it.
 pub(super) const SPACING: u64 = 64;

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use tokio::{
     io::Interest,
     net::{TcpStream, UnixStream},
@@ -27,6 +26,7 @@ use crate::{
         tls::{Certificates, Session, explained},
     },
     types::Source,
+    util::lock::Mutex,
 };
 
 /// A framed control channel between the two ends of a connection under construction.

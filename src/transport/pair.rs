@@ -30,7 +30,10 @@ use super::{
         TRANSFERS,
     },
 };
-use crate::{sys::membarrier, util::loom::full_fence};
+use crate::{
+    sys::membarrier,
+    util::{lock::Mutex, loom::full_fence},
+};
 
 /// A token is the generation of a transfer's word above the number of its slot.
 const TOKEN_SLOT_BITS: u32 = TRANSFERS.trailing_zeros();
@@ -46,7 +49,7 @@ pub(crate) struct Pair {
     theirs: NonNull<Generations>,
     mine: usize,
     /// Own transfer words that are free, one bit each.
-    free: parking_lot::Mutex<u32>,
+    free: Mutex<u32>,
     /// The peer stayed inside this end's memory when it was waited for.
     is_slow: AtomicBool,
     /// Regions of this end that the peer was let at, one bit each.
@@ -115,7 +118,7 @@ impl Pair {
             mark: NonNull::from(mark(words, mine)),
             theirs: NonNull::from(theirs),
             mine,
-            free: parking_lot::Mutex::new(u32::MAX),
+            free: Mutex::new(u32::MAX),
             is_slow: AtomicBool::new(false),
             let_at: Default::default(),
             calm: memory.has_barriers(),

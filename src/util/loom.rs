@@ -24,7 +24,7 @@ mod real {
         thread,
     };
 
-    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(crate) use crate::util::lock::{Mutex, MutexGuard};
 
     /// `std`'s cell with the face of `loom`'s: the content is reached in a closure, which the model checks for overlaps.
     #[derive(Debug)]
@@ -65,7 +65,7 @@ mod model {
         thread,
     };
 
-    /// `loom`'s mutex with the face of `parking_lot`'s.
+    /// `loom`'s mutex with the face of `lock`'s.
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

@@ -6,6 +6,7 @@
 pub(crate) mod by_id;
 pub(crate) mod copy;
 pub(crate) mod features;
+pub(crate) mod lock;
 pub(crate) mod loom;
 pub(crate) mod seldom;
 pub(crate) mod tally;

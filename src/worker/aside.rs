@@ -4,13 +4,13 @@ use std::{
     future::Future, pin::Pin, sync::atomic::Ordering::Relaxed, task::Context, time::Duration,
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 use tokio::{runtime, time::Sleep};
 
 use crate::{
     error::{Error, ErrorKind, Operation},
     types::OpKey,
+    util::lock::Mutex,
     worker::{operations::Outcome, shared::Shared},
 };
 

@@ -46,8 +46,6 @@ impl Ctx {
 pub(super) mod tests {
     use std::sync::Arc;
 
-    use parking_lot::Mutex;
-
     use super::*;
     use crate::{
         error::{Error, ErrorKind},
@@ -55,6 +53,7 @@ pub(super) mod tests {
         protocol::control::{self, Signal},
         transport::{Link, LinkAttributes, SendError, Sink},
         types::{Mask, Priority, Tag},
+        util::lock::Mutex,
         worker::{
             core::Core,
             inbox::tests::{LINK, core},

@@ -9,8 +9,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     config::{Limits, RendezvousThreshold},
     error::{Error, ErrorKind, Result},
@@ -25,6 +23,7 @@ use crate::{
     sys::identity::identity,
     transport::{Link, LinkAttributes, PeerInfo, Place, SendError, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Source, WorkerId},
+    util::lock::Mutex,
     worker::{
         core::Core,
         held::quotas,

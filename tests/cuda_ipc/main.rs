@@ -23,6 +23,9 @@ mod transport {
 mod types {
     pub(crate) use wharf::{Identity, MemoryType};
 }
+#[allow(dead_code)]
+#[path = "../support/util.rs"]
+mod util;
 
 mod agent;
 #[path = "../emulated/stranger_cuda/api.rs"]

@@ -10,6 +10,9 @@ mod error {
 }
 #[path = "../support/mod.rs"]
 mod support;
+#[allow(dead_code)]
+#[path = "../support/util.rs"]
+mod util;
 
 mod alone;
 mod device;

@@ -40,11 +40,12 @@ const FLOORS: [(&str, u32); 18] = [
 ];
 
 /// Rooms of one floor that may use each other all the same: user, used.
-const BESIDE: [(&str, &str); 7] = [
+const BESIDE: [(&str, &str); 8] = [
     ("types", "error"),        // parsing a word can fail,
     ("util", "error"),         // and so can a small part
     ("util", "types"),         // parts are made of words,
-    ("trace", "types"),        // and so is what is logged
+    ("trace", "types"),        // and so is what is logged,
+    ("trace", "util"),         // once each, which is kept under a lock
     ("context", "config"),     // a context is built from its options
     ("protocol", "transport"), // only the attributes below
     ("listener", "endpoint"),  // an accepted connection becomes an endpoint

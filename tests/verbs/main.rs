@@ -15,6 +15,9 @@ mod error {
 }
 #[path = "../support/mod.rs"]
 mod support;
+#[allow(dead_code)]
+#[path = "../support/util.rs"]
+mod util;
 
 #[path = "../driver/fake.rs"]
 mod fake;

@@ -24,7 +24,6 @@ use etcd_client::{
     TxnOp, WatchOptions,
 };
 use futures::{Stream, StreamExt};
-use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -39,7 +38,10 @@ use super::{
     tcp::{TcpBootstrap, TcpRoot},
     unique_id::UniqueId,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// Length of the member's number before the value.
 const NUMBER: usize = 16;

@@ -17,7 +17,6 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, OnceCell, oneshot, watch},
     time::{Instant, timeout_at},
@@ -32,6 +31,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
+    util::lock::Mutex,
 };
 
 /// How much longer than its deadline a rank waits for rank 0's verdict, which says more than its own clock.

@@ -11,7 +11,6 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Notify,
@@ -26,6 +25,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::wire::{MAX_NAME, Reader},
     sys::abstract_socket,
+    util::lock::Mutex,
 };
 
 /// What is read at once at most.

@@ -24,6 +24,7 @@ use crate::{
     sys::identity::identity,
     transport::{Accelerator, Export, cuda::CudaStream},
     types::{Access, MemoryType},
+    util::lock::Mutex,
 };
 
 use super::{
@@ -288,7 +289,7 @@ async fn open(
         kernels: prepared.kernels,
         atomics,
         status: prepared.status,
-        flight: Flight::default().into(),
+        flight: Mutex::new(Flight::default()),
         is_lent: false.into(),
         _memory: [local.clone(), prepared.block],
         _imported: opened,

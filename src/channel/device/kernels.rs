@@ -10,14 +10,13 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     driver::cuda::{
         Argument::{Long, Word},
         ContextGuard, ContextId, CudaContext, DevicePtr, Kernel, Stream,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// The text, which the driver compiles.

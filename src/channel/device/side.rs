@@ -20,13 +20,12 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     channel::RegisteredMemory,
     driver::cuda::{ContextGuard, DevicePtr, Event, PinnedAllocation, Status, Stream, Waiting},
     error::{Error, ErrorKind, Operation, Result},
     transport::ImportedMemory,
+    util::lock::Mutex,
 };
 
 use super::kernels::{Kernels, Signal};

@@ -9,12 +9,11 @@ mod packets;
 
 use std::{fmt, sync::Arc};
 
-use parking_lot::Mutex;
-
 use crate::{
     endpoint::{Flush, Get, Op, Put, RemoteRegion},
     error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, BufferMut},
+    util::lock::Mutex,
 };
 
 use super::{

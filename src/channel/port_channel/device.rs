@@ -9,7 +9,6 @@ use std::{
 };
 
 use futures::Stream as _;
-use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
@@ -20,6 +19,7 @@ use crate::{
     context::Context,
     error::{Error, ErrorKind, Operation, Result},
     transport::cuda::CudaStream,
+    util::lock::Mutex,
 };
 
 use super::{Trigger, handle::DevicePortHandle, proxy::Shared, ring::Ring};

@@ -36,13 +36,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use parking_lot::RwLock;
-
 #[cfg(feature = "cuda")]
 use crate::transport::cuda::CudaStream;
 use crate::{
     context::Context as WharfContext,
     error::{Error, ErrorKind, Operation, Result},
+    util::lock::RwLock,
 };
 
 use super::{RegisteredMemory, RemoteMemory, Semaphore, SemaphoreWait};

@@ -14,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Mutex, RwLock};
-
 use crate::{
     channel::{
         RegisteredMemory, RemoteMemory, Semaphore,
@@ -25,7 +23,10 @@ use crate::{
     endpoint::Op,
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
-    util::wake::wake_all,
+    util::{
+        lock::{Mutex, RwLock},
+        wake::wake_all,
+    },
 };
 
 use super::{

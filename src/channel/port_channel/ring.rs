@@ -27,13 +27,12 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     driver::cuda::{
         ContextGuard, DeviceAllocation, Event, PinnedAllocation, Status, Stream, Waiting,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 use super::handle::DevicePortHandle;

@@ -16,10 +16,11 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use parking_lot::Mutex;
-
 use super::{Cuda, Device, RawContext, Status};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// Who a context is: never used again for another, unlike its address. With drivers before CUDA 12 it is the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -18,8 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::RwLock;
-
 use super::{
     HlThunk,
     flights::Flights,
@@ -27,7 +25,10 @@ use super::{
     status::{Asked, Errno, check},
     sys,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::RwLock,
+};
 
 /// A PCI place, `dddd:bb:dd.f` in small hexadecimal digits: the name of a card that stays.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

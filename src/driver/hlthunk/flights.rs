@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
-
 use super::status::Errno;
+use crate::util::lock::Mutex;
 
 /// How many submissions of one card are running at most.
 pub(crate) const IN_FLIGHT: usize = 32;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
+use crate::util::lock::Mutex;
 
 /// What the first Gaudi's memory is handed out in, where the driver names no page.
 pub(super) const PHYSICAL_PAGE: u64 = 2 << 20;

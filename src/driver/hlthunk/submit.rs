@@ -26,10 +26,12 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use parking_lot::Mutex;
 
 use super::{Card, Chip, HostMapping, LinDma, PACKET, flights::Outcome, status::Errno, sys};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// Longest single wait. The kernel's own arithmetic ends at 2³² µs.
 const LONGEST: Duration = Duration::from_secs(1);

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::Mutex;
-
 use super::{RawAgent, Status};
-use crate::error::{Error, ErrorKind};
+use crate::{
+    error::{Error, ErrorKind},
+    util::lock::Mutex,
+};
 
 /// Something to do when an allocation is freed.
 pub(crate) trait FreedCallback: Send + Sync + 'static {

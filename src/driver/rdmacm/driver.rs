@@ -6,8 +6,6 @@
 
 use std::{ffi::c_int, fmt, path::Path, ptr};
 
-use parking_lot::Mutex;
-
 use super::sys;
 use crate::{
     driver::{
@@ -15,6 +13,7 @@ use crate::{
         verbs::{self, Verbs, failure},
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// The variable that names the library.

@@ -6,8 +6,6 @@
 
 use std::{ffi::OsStr, fmt, fs, path::Path};
 
-use parking_lot::Mutex;
-
 use super::{Status, sys};
 use crate::{
     driver::{
@@ -15,6 +13,7 @@ use crate::{
         loaded::Loaded,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// The variable that names the library.

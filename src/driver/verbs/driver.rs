@@ -6,12 +6,11 @@
 
 use std::{fmt, path::Path, ptr};
 
-use parking_lot::Mutex;
-
 use super::sys;
 use crate::{
     driver::library::{Library, MissingSymbol, Search, listed},
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// The variable that names the library.

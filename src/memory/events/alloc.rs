@@ -14,12 +14,11 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{Cause, EventClasses, MemoryMonitor, Timing, Validity, invalidate};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::AddressRange,
+    util::lock::Mutex,
 };
 
 /// Blocks from this size on are told of: 64 KiB. Smaller ones are not worth a registration of their own.

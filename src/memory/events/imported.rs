@@ -17,12 +17,11 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{Cause, EventClasses, MemoryMonitor, Timing, Validity, invalidate};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::AddressRange,
+    util::lock::Mutex,
 };
 
 // ucm/api/ucm.h: enum ucm_event_type.

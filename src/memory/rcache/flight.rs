@@ -8,10 +8,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 
-use crate::util::{wake::wake_all, waker_slot::WakerSlot};
+use crate::util::{
+    lock::Mutex,
+    {wake::wake_all, waker_slot::WakerSlot},
+};
 
 pub(super) struct Flight<T> {
     state: Mutex<State<T>>,

@@ -17,8 +17,6 @@ use std::{
     task::Waker,
 };
 
-use parking_lot::Mutex;
-
 use super::{
     core::Core,
     flight::{Flight, Released},
@@ -31,6 +29,7 @@ use crate::{
     memory::{AddressRange, MemoryMonitor, Registrar, RegistrarAttributes},
     sys::{eventfd::EventFd, fork::forked},
     types::Access,
+    util::lock::Mutex,
 };
 
 /// What lives as long as anything of the cache does: its handles, its jobs, its reaper. The reaper lives until no slot is open, so a guard, which has

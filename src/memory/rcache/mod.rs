@@ -52,8 +52,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 pub(crate) use self::options::quarter_of_memory;
 use self::{
     core::Core,
@@ -76,6 +74,7 @@ use crate::{
     memory::{AddressRange, MemoryMonitor, Registrar, radix, subscribe},
     sys::{eventfd::EventFd, fork},
     types::Access,
+    util::lock::Mutex,
 };
 
 /// Keeps registrations of memory for who asks again, as long as the memory is what it was.

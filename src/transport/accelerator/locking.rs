@@ -16,8 +16,6 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use parking_lot::Mutex;
-
 use super::Bell;
 use crate::{
     error::Result,
@@ -26,6 +24,7 @@ use crate::{
         RegistrationCacheOptions, WeakRegistrationCache, monitor,
     },
     types::Access,
+    util::lock::Mutex,
 };
 
 /// How memory is registered for a device's copies: as a context is configured, the last that has this accelerator.

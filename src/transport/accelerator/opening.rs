@@ -11,10 +11,11 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
-
 use super::{Bell, Vendor};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// What is to be opened: devices that are not yet, and a path between two.
 #[derive(Clone, Debug, Default)]

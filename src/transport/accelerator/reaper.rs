@@ -15,9 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
-use crate::error::{ErrorKind, Operation, Result};
+use crate::{
+    error::{ErrorKind, Operation, Result},
+    util::lock::Mutex,
+};
 
 /// How long an allocation that fails waits for memory that is being freed.
 const FREEING: Duration = Duration::from_secs(2);

@@ -15,10 +15,11 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
-
 use super::{Bell, Reports};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// Bytes of a piece.
 const PIECE: u64 = 1 << 20;

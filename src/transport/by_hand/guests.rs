@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use crate::{
     memory::{
         keeper,
@@ -11,6 +9,7 @@ use crate::{
     },
     transport::Pair,
     types::LinkId,
+    util::lock::Mutex,
 };
 
 /// The peers of a driver, and those whose link has ended and that have not been seen outside since.

@@ -8,13 +8,7 @@
 //! The cache hears when memory is unmapped, and gives such a registration to nobody; what a device does through it meets pages that are kept.
 #![allow(unsafe_code)]
 
-use std::{
-    collections::BTreeMap,
-    ptr::NonNull,
-    time::{Duration, Instant},
-};
-
-use parking_lot::{Condvar, Mutex};
+use std::{collections::BTreeMap, ptr::NonNull, time::Duration};
 
 use super::words::is_end;
 use crate::{
@@ -22,6 +16,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registrar, RegistrarAttributes},
     types::Access,
+    util::lock::{Condvar, Mutex},
 };
 
 /// For how long one waits for an older registration to be undone. That takes some 50 µs, and 20 ms for a GiB.
@@ -101,12 +96,10 @@ impl Registrar for Pinner {
     }
 
     fn register(&self, range: AddressRange, _: Access) -> Result<HostRegistration> {
-        let deadline = Instant::now() + WAIT;
-        let mut table = TABLE.lock();
-        while overlaps(&table, range) {
-            if UNDONE.wait_until(&mut table, deadline).timed_out() && overlaps(&table, range) {
-                return Err(taken(range));
-            }
+        let table = TABLE.lock();
+        let mut table = UNDONE.wait_while(table, WAIT, |table| overlaps(table, range));
+        if overlaps(&table, range) {
+            return Err(taken(range));
         }
         table.insert(range.start(), range.end());
         drop(table);

@@ -5,14 +5,13 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use parking_lot::Mutex;
-
 use super::pageable::Pinner;
 use crate::{
     driver::cuda::{Cuda, CudaContext, Device},
     error::Result,
     memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions},
     transport::accelerator::{Loader, Reaper, SharedCache, driver},
+    util::lock::Mutex,
 };
 
 /// The accelerator's name in configuration, where `cuda` is short for all that CUDA has.

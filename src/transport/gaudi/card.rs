@@ -16,8 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
-
 use super::{
     backend::{Backend, Flight},
     completer::{Completer, Told},
@@ -35,6 +33,7 @@ use crate::{
     },
     sys::pages::Anonymous,
     transport::accelerator::{CacheOptions, Route},
+    util::lock::{Condvar, Mutex},
 };
 
 /// Where the number of an open card is in its addresses.
@@ -621,17 +620,12 @@ struct Waiter {
 
 impl Waiter {
     fn wait(&self, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
-        let mut over = self.over.lock();
-        loop {
-            if let Some(result) = over.take() {
-                return result;
-            }
-            if self.changed.wait_until(&mut over, deadline).timed_out() && over.is_none() {
-                let text = format!("a copy did not end within {} s", limit.as_secs());
-                return Err(Error::new(ErrorKind::DeadlineExceeded, text));
-            }
-        }
+        let over = self.over.lock();
+        let mut over = self.changed.wait_while(over, limit, |over| over.is_none());
+        over.take().unwrap_or_else(|| {
+            let text = format!("a copy did not end within {} s", limit.as_secs());
+            Err(Error::new(ErrorKind::DeadlineExceeded, text))
+        })
     }
 }
 

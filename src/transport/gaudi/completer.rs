@@ -19,12 +19,12 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use parking_lot::Mutex;
 
 use super::backend::{Backend, Flight, IN_FLIGHT};
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::eventfd::EventFd,
+    util::lock::Mutex,
 };
 
 /// Longest single wait for flights.

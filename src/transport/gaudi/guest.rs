@@ -33,8 +33,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Mutex, RwLock};
-
 use super::backend::{Backend, Flight, IN_FLIGHT, Mapping, Pages};
 use crate::{
     driver::{
@@ -47,6 +45,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     transport::accelerator::Route,
+    util::lock::{Mutex, RwLock},
 };
 
 /// What device memory is asked for in multiples of: Synapse divides its pool by itself, so this only saves calls.

@@ -20,7 +20,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 
 use super::{
@@ -37,6 +36,7 @@ use crate::{
         self, Asked, Bell, Locking, Queued, Reports, Route, Stop,
         staging::{Alive, Staging, forbidden},
     },
+    util::lock::Mutex,
 };
 
 /// Bytes of a submission: 2 to 3 ms of a PCIe link, which is how long others wait behind it.

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use parking_lot::RwLock;
-
 use super::{
     backend::{Backend, Mapping},
     heap::next_id,
@@ -13,6 +11,7 @@ use crate::{
     memory::{AddressRange, Cause, DomainMemory, Registrar, RegistrarAttributes, invalidate},
     sys::pages::Anonymous,
     types::{Access, MemoryType},
+    util::lock::RwLock,
 };
 
 /// Maps host memory for one card.

@@ -14,13 +14,14 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use parking_lot::Mutex;
-
 use super::{
     backend::{Backend, Mapping},
     heap::{Taken, next_id},
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// What a card reaches.
 #[derive(Debug, Default)]

@@ -5,8 +5,6 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use parking_lot::Mutex;
-
 use super::{
     card::{self, OpenCard},
     cards::{self, Visible},
@@ -22,6 +20,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::announce_device_runtime,
     transport::accelerator::{CacheOptions, Reaper},
+    util::lock::Mutex,
 };
 
 /// What they share.

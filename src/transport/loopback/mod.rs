@@ -22,7 +22,6 @@ use std::{
 use async_trait::async_trait;
 use mio::{Interest, unix::SourceFd};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::Mutex;
 
 use crate::{
     ErrorKind,
@@ -32,6 +31,7 @@ use crate::{
         Reach, Registry, Role, SendError, Sink, Transport, Zcopy, channel::Channel,
     },
     types::LinkId,
+    util::lock::Mutex,
 };
 
 /// Messages that may wait.

@@ -27,8 +27,6 @@ use std::{
     time::Instant,
 };
 
-use parking_lot::Mutex;
-
 use super::{
     failure::{failure, fault, is_end, lost},
     known::Seen,
@@ -46,6 +44,7 @@ use crate::{
         staging::{Alive, Staging, forbidden},
     },
     types::MemoryType,
+    util::lock::Mutex,
 };
 
 /// Signals that are made beforehand.

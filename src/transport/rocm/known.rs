@@ -19,14 +19,13 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::machine::{Machine, Reach};
 use crate::{
     driver::hsa::{FreeWatch, FreedCallback, PointerInfo, PointerKind},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Cause, invalidate},
     types::MemoryType,
+    util::lock::Mutex,
 };
 
 /// Numbers of allocations, never given twice in a process.

@@ -9,13 +9,12 @@
 
 use std::{collections::BTreeMap, ptr::NonNull, sync::Arc};
 
-use parking_lot::Mutex;
-
 use super::machine::{Machine, NAME};
 use crate::{
     driver::hsa::LockedMemory,
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registrar, RegistrarAttributes, Registration},
+    util::lock::Mutex,
 };
 
 /// Locks host memory for all devices.

@@ -19,8 +19,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{
     layout::{MAX_BCOPY, MAX_INLINE},
     options::NAME,
@@ -39,7 +37,7 @@ use crate::{
         shared_memory::SharedMemory,
     },
     types::LinkId,
-    util::loom::fence,
+    util::{lock::Mutex, loom::fence},
 };
 
 /// Bytes of a record on the socket: segment id, length.

@@ -7,10 +7,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use parking_lot::Mutex;
-
 use super::options::NAME;
-use crate::{ErrorKind, error::Error, transport::tls::Session};
+use crate::{ErrorKind, error::Error, transport::tls::Session, util::lock::Mutex};
 
 /// A connected, non-blocking socket. Both halves run under the worker's lock, so the flags need no order.
 #[derive(Debug)]

@@ -8,10 +8,12 @@ mod session;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use parking_lot::RwLock;
 use rustls::{ClientConfig, ServerConfig, pki_types::ServerName};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::RwLock,
+};
 
 pub(crate) use session::{Certificates, Session, explained};
 

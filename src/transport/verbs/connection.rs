@@ -18,7 +18,6 @@ use std::{
     time::Instant,
 };
 
-use parking_lot::Mutex;
 use socket2::Socket;
 
 use super::{
@@ -34,6 +33,7 @@ use crate::{
     driver::verbs::{SendFlags, SendRequest, Sge},
     error::{Error, ErrorKind, Result},
     transport::SendError,
+    util::lock::Mutex,
 };
 
 /// Bytes of a rail's ring.

@@ -13,8 +13,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{options::RcOptions, served::Served};
 use crate::{
     driver::verbs::{
@@ -22,6 +20,7 @@ use crate::{
         Mtu, PortState, ProtectionDomain, Subject, choose_gid,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// Events of queue pairs that nobody has asked for yet; more are forgotten (their completions tell too).

@@ -2,13 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use parking_lot::Mutex;
-
 use super::{device::OpenDevice, domain::Domain, options::RcOptions};
 use crate::{
     driver::verbs::Transport,
     error::{Error, ErrorKind, Result},
     transport::{DeviceInfo, accelerator::Reaper},
+    util::lock::Mutex,
 };
 
 /// Destroys queue pairs and ends registrations where it may take its time.

@@ -30,8 +30,6 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use parking_lot::Mutex;
-
 use super::{
     device::OpenDevice,
     options::{self, Experts, MemoryOptions, RelaxedOrdering},
@@ -48,6 +46,7 @@ use crate::{
     sys::topology::{self, Distance},
     transport::{DeviceKey, DeviceRegistrar, Exposure, LocalKeys, Registering},
     types::{Access, MemoryType},
+    util::lock::Mutex,
 };
 
 /// Devices that memory of the host is registered with for an operation: two take what a host's memory gives, and each costs a registration.

@@ -13,8 +13,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{buffers::Memory, device::OpenDevice, wire::HEADER};
 use crate::{
     driver::verbs::{
@@ -22,6 +20,7 @@ use crate::{
         SharedReceiveQueue,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// Longest body of a message, in bytes.

@@ -12,10 +12,8 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{buffers::Memory, devices::SharedReaper, queues::Reservation};
-use crate::{driver::verbs::QueuePair, sys::eventfd::EventFd};
+use crate::{driver::verbs::QueuePair, sys::eventfd::EventFd, util::lock::Mutex};
 
 /// One queue pair with what it sends from. The fields end in this order.
 pub(super) struct Rail {

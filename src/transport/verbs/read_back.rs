@@ -12,8 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use super::{buffers::Memory, device::OpenDevice};
 use crate::{
     driver::verbs::{
@@ -21,6 +19,7 @@ use crate::{
         QueuePair, QueuePairOptions, ReceiveAttributes, SendAttributes, SendFlags, SendRequest,
     },
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// After this long the device is believed to be lost.

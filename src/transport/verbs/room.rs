@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::{
     device::OpenDevice,
     devices::Devices,
     queues::{Queues, Reservation},
     rail::Retired,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// What a worker has of the devices.
 #[derive(Debug)]

@@ -5,11 +5,10 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use crate::{
     driver::verbs::QueuePair,
     error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
 };
 
 /// Those of one device.

@@ -6,13 +6,12 @@
 
 use std::{fmt, sync::Arc};
 
-use parking_lot::Mutex;
-
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{self, DomainMemory, MemoryDomain},
     transport::CopyEnd,
     types::{LinkId, MemoryType},
+    util::lock::Mutex,
 };
 
 /// Fragments of one side.

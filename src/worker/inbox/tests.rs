@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::{
     config::RendezvousThreshold,
     error::Result,
@@ -13,6 +11,7 @@ use crate::{
         SendError, Sink,
     },
     types::{EndpointId, Identity, WorkerId},
+    util::lock::Mutex,
     worker::{
         core::Core,
         engine::Engine,

@@ -3,14 +3,18 @@
 //! Each control connection has a thread, and each end of a point another, with a runtime, a context and a worker of its own: as the point wants
 //! them. A connection of a worker that nobody announced is a control connection.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "the library's own locks are not public"
+)]
+
 use std::collections::HashMap;
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use wharf::{Context, Incoming, Progress, Worker, WorkerId};
@@ -50,7 +54,9 @@ async fn listen(address: &str, cpu: Option<usize>) -> Outcome<()> {
     let clients = Arc::new(AtomicUsize::new(0));
     loop {
         let incoming = listener.accept().await?;
-        let announced = incoming.peer().and_then(|id| expected.lock().remove(&id));
+        let announced = incoming
+            .peer()
+            .and_then(|id| expected.lock().expect("no panic under it").remove(&id));
         match announced {
             Some(end) => {
                 if let Err(late) = end.send(incoming) {
@@ -121,7 +127,7 @@ async fn serve_point(
     let (results, mut ended) = mpsc::channel(number);
     for id in &workers {
         let (end, arrival) = oneshot::channel();
-        expected.lock().insert(*id, end);
+        expected.lock().expect("no panic under it").insert(*id, end);
         let (spec, ours) = (spec.clone(), results.clone());
         let thread = thread::Builder::new().spawn(move || {
             let result = answer(spec, arrival, cpu);
@@ -149,7 +155,10 @@ async fn serve_point(
             _ = control.endpoint.closed() => {}
         }
     }
-    expected.lock().retain(|id, _| !workers.contains(id));
+    expected
+        .lock()
+        .expect("no panic under it")
+        .retain(|id, _| !workers.contains(id));
     said?;
     control.send("done", json!({"errors": errors})).await
 }

@@ -17,8 +17,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{
     calls::{self, PROBE},
     forks,
@@ -28,6 +26,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::Cause,
     sys::fork::at_fork_in_child,
+    util::lock::Mutex,
 };
 
 /// What was patched, for good.

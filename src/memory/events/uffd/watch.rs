@@ -18,7 +18,6 @@ use std::{
 };
 
 use nix::unistd::{SysconfVar, sysconf};
-use parking_lot::Mutex;
 
 use super::{fork::ClosedInChild, intervals::Intervals, page::Page, thread::Reader};
 use crate::{
@@ -29,6 +28,7 @@ use crate::{
         mappings::Mappings,
         userfaultfd::{Features, Userfaultfd},
     },
+    util::lock::Mutex,
 };
 
 /// Watches by userfaultfd. There is one in a process: [`Uffd::process`].

@@ -19,10 +19,12 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::lock::Mutex,
+};
 
 /// What an entry is found by.
 pub(crate) trait Key: Clone + Eq + Hash + Send + Sync + 'static {

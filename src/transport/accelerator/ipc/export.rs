@@ -2,8 +2,6 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use parking_lot::Mutex;
-
 use super::{
     descriptor::{Allocation, Descriptor, Origin, Way},
     sharing::{Sharing, Tickets},
@@ -11,6 +9,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     transport::accelerator::Export,
+    util::lock::Mutex,
 };
 
 /// See the module.

@@ -2,13 +2,11 @@
 
 use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 
-use parking_lot::Mutex;
-
 use super::{
     descriptor::{Allocation, Way},
     handover::{Service, Ticket, Wanted},
 };
-use crate::{error::Result, types::MemoryType};
+use crate::{error::Result, types::MemoryType, util::lock::Mutex};
 
 /// How a vendor's memory crosses.
 pub(crate) trait Sharing: Send + Sync + Debug + 'static {

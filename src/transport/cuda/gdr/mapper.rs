@@ -16,8 +16,6 @@ use std::{
     thread,
 };
 
-use parking_lot::Mutex;
-
 use super::windows::{Numbered, Pane, extent};
 use crate::{
     driver::{
@@ -26,6 +24,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     memory::AddressRange,
+    util::lock::Mutex,
 };
 
 /// What came of a wish.
