@@ -5,12 +5,11 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     config::Limits,
     error::{Error, ErrorKind, Result},
     types::Source,
+    util::lock::Mutex,
 };
 
 /// The connections of one worker that peers made.

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{sleep, sleep_until},
@@ -22,6 +21,7 @@ use crate::{
     error::{Error, ErrorKind},
     transport::channel::Activity,
     types::Source,
+    util::lock::Mutex,
 };
 
 /// Places for one kind of socket.

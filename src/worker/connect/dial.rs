@@ -158,7 +158,7 @@ async fn dial_worker(
             ("self", Refused::new()),
             loopback::Loopback::connected(),
             worker,
-            (info, Source::Itself),
+            (info, Source::Itself, None),
             None,
             true,
         );

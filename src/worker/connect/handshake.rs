@@ -301,6 +301,6 @@ pub(super) async fn establish(
     let (lane, connected, refused) =
         connect_by_one(&tried, &mut channel, Role::Client, &info).await?;
     let transport = (lane.name, refused);
-    let info = (info, source);
+    let info = (info, source, None);
     attach(shared, transport, connected, key.worker(), info, cma, true)
 }

@@ -212,25 +212,15 @@ async fn accept_inner(
         }
         None => None,
     };
-    let made = attach(
+    attach(
         shared,
         (lane.name, refused),
         connected,
         request.worker(),
-        (info, source),
+        (info, source, Some(seat)),
         cma,
         claimed,
-    )?;
-    shared.accepted.made.fetch_add(1, Relaxed);
-    let (link, id) = made;
-    shared.with(|engine| {
-        // It may have ended already.
-        let peer = engine.core.movers.ctx.endpoint(link, id);
-        if let Some(peer) = peer.filter(|peer| peer.link.is_some()) {
-            peer.seat = Some(seat);
-        }
-    });
-    Ok(made)
+    )
 }
 
 /// Whether both ends can read and write each other's memory. Where not it is a slower connection, said once.
@@ -249,13 +239,13 @@ pub(super) fn told(
 /// The next endpoint of any worker of this process: memory that one has is no other's.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Puts a finished link to work. What its peer makes this side hold is charged to `source`.
+/// Puts a finished link to work. What its peer makes this side hold is charged to the source; a connection that the peer made has a seat.
 pub(super) fn attach(
     shared: &Arc<Shared>,
     (transport, refused): (&'static str, Refused),
     connected: Connected,
     worker: WorkerId,
-    (info, source): (PeerInfo, Source),
+    (info, source, seat): (PeerInfo, Source, Option<Seat>),
     cma: Option<CmaPeer>,
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
@@ -297,6 +287,11 @@ pub(super) fn attach(
             one_copy,
             handles: usize::from(claimed),
         });
+        if seat.is_some() {
+            // Before anything can come from it.
+            shared.accepted.made.fetch_add(1, Relaxed);
+        }
+        peer.seat = seat;
         if !refused.is_empty() {
             peer.odd.get_or_insert_default().refused = refused;
         }

@@ -2,8 +2,6 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use parking_lot::Mutex;
-
 use crate::{
     config::Progress,
     error::{Error, ErrorKind, Result},
@@ -15,6 +13,7 @@ use crate::{
     },
     transport::patience::Patience,
     types::WorkerId,
+    util::lock::Mutex,
 };
 
 /// Connection set-up of one worker.
