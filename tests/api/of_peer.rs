@@ -49,7 +49,8 @@ scenarios! { everywhere:
                 for sync in [true, false] {
                     let send = async {
                         if early {
-                            a_while().await;
+                            // The receive beside it is polled.
+                            tokio::task::yield_now().await;
                         }
                         let send = pair.here.endpoint.tag_send(Tag(3), bytes);
                         match sync {

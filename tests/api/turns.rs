@@ -17,7 +17,7 @@ use wharf::{Progress, Tag};
 
 use crate::fixture::{Pair, Way, run};
 
-const SLEEPS: u32 = 50;
+const SLEEPS: u32 = 20;
 const SLEEP: Duration = Duration::from_millis(5);
 /// Of one sleep, so that what the test's own work costs does not matter; a mean is to be far below.
 const LATEST: Duration = Duration::from_millis(50);
