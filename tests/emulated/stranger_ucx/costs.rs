@@ -73,10 +73,12 @@ const ROWS: &[(&str, What, &str)] = &[
     ),
 ];
 
-/// Copies take no time of their own, so that polling does not hide what the operations cost.
+/// Copies take no time of their own, so that polling does not hide what the operations cost. Device memory has its pages from the start, as wharf's has,
+/// which is zeroed: UCX's program reads from memory that it never wrote, which the emulator would otherwise not have at all.
 const VARIABLES: &[(&str, &str)] = &[
     ("UCX_TLS", "cuda_copy,cuda_ipc,sm,self"),
     ("EMULATED_CUDA_DELAY_US", "0"),
+    ("EMULATED_CUDA_POISON", "1"),
 ];
 
 #[test]
