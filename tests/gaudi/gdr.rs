@@ -137,7 +137,7 @@ fn no_transport_and_no_protocol_names_gaudi() {
         "driver/",
         "types/memory_type.rs",
         "config/",
-        "memory/type_cache.rs",
+        "memory/type_cache/slot.rs",
         "protocol/descriptor.rs",
         "worker/device/hostile.rs",
         // Every decoder, by the name of what it decodes for.
