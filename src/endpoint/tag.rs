@@ -140,7 +140,8 @@ impl Worker {
         TagMatched::new(self.handle(), None, tag.into(), Mask::ALL)
     }
 
-    /// Looks for a message whose tag agrees with `tag` in the bits of `mask`, without taking it.
+    /// Looks for a message whose tag agrees with `tag` in the bits of `mask`, without taking it. A loop that looks and never awaits anything makes
+    /// [`progress`](Self::progress) as well: over a network some of what comes is only seen by that, or by the runtime.
     #[must_use]
     #[doc(alias = "ucp_tag_probe_nb")]
     pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
