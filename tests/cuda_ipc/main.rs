@@ -23,7 +23,6 @@ mod transport {
 mod types {
     pub(crate) use wharf::{Identity, MemoryType};
 }
-#[allow(dead_code)]
 #[path = "../support/util.rs"]
 mod util;
 

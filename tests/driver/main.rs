@@ -10,7 +10,6 @@ mod error {
 }
 #[path = "../support/mod.rs"]
 mod support;
-#[allow(dead_code)]
 #[path = "../support/util.rs"]
 mod util;
 
