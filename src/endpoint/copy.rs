@@ -32,7 +32,7 @@ use super::{
 /// A copy within the process; made by [`Worker::copy`].
 ///
 /// # Order with streams of the program's
-/// A device does the work of a stream (a `CUstream`) in its own time. [`CopyBuffer::after`] has the copy begin when what is in such a stream is done,
+/// A device does the work of a stream (a `CUstream`, a `hipStream_t`) in its own time. [`CopyBuffer::after`] has the copy begin when what is in such a stream is done,
 /// and [`CopyBuffer::then_on`] has such a stream wait for the copy; [`CopyBuffer::queued`] tells from when on. Neither makes the program wait for the
 /// device:
 ///
@@ -101,13 +101,17 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
         self
     }
 
-    /// Makes a stream of the program's wait for the copy, on the device and without the host: [`CopyBuffer::queued`] resolves when it does.
+    /// Makes a stream of the program's wait for the copy, without the program: [`CopyBuffer::queued`] resolves when it does.
     ///
     /// What is in the stream already does not wait, nor does what the program puts there before that. The stream is made to wait when all of the
     /// copy is in the hands of the device; where the bytes go on by the processor (host memory that is not pinned, a device of another accelerator
     /// than the stream's), when the copy is over. A stream is never left waiting: not for a copy that fails, is dropped or cancelled, nor when the
     /// worker ends.
+    ///
+    /// A CUDA stream waits on the device alone. A HIP stream waits for a word that a thread of the runtime's sets when the copy ends, as copies are not
+    /// HIP's own; where HIP has no such waits, and with every other accelerator, this is the end of the copy.
     #[doc(alias = "cuStreamWaitEvent")]
+    #[doc(alias = "hipStreamWaitEvent")]
     pub fn then_on(mut self, stream: impl Into<DeviceStream>) -> Self {
         self.order.then.push(stream.into());
         self

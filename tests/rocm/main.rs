@@ -36,6 +36,8 @@ mod fake;
 mod faults;
 mod fixture;
 mod foreign;
+mod held;
+mod hip;
 mod ipc;
 mod lost;
 mod old;

@@ -1,14 +1,12 @@
-//! Copies behind a program's own HIP streams: a library made on the spot that counts its questions.
+//! Copies behind a program's own HIP streams.
 //!
 //! # Safety
-//! Its streams are numbers.
+//! The library that is loaded runs nothing when it is.
 #![allow(unsafe_code)]
-
-use std::ffi::c_void;
 
 use wharf::{
     MemoryType,
-    transport::{SendError, accelerator::DevicePlace, rocm::RocmStream},
+    transport::{SendError, accelerator::DevicePlace},
 };
 
 use crate::{
@@ -16,38 +14,9 @@ use crate::{
     error::{Error, ErrorKind},
     fake::Fakes,
     fixture::{Bench, Parked, accelerator},
+    hip::{Hip, alone, compile, stream},
     support::this_test,
 };
-
-/// Stream `s` is done after `s / 16` questions; stream 999 is none.
-const SOURCE: &str = r#"
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-    static EVENTS: AtomicUsize = AtomicUsize::new(0);
-    #[unsafe(no_mangle)] pub extern "C" fn hipEventCreateWithFlags(to: &mut usize, _: u32) -> u32 {
-        EVENTS.fetch_add(1, SeqCst);
-        *to = Box::leak(Box::new(AtomicUsize::new(0))) as *const AtomicUsize as usize;
-        0
-    }
-    #[unsafe(no_mangle)] pub extern "C" fn hipEventRecord(event: &AtomicUsize, stream: usize) -> u32 {
-        if stream == 999 { return 400; }
-        event.store(stream / 16, SeqCst);
-        0
-    }
-    #[unsafe(no_mangle)] pub extern "C" fn hipEventQuery(event: &AtomicUsize) -> u32 {
-        let left = event.load(SeqCst);
-        if left == 0 { return 0; }
-        event.store(left - 1, SeqCst);
-        600
-    }
-    #[unsafe(no_mangle)] pub extern "C" fn hipEventDestroy(_: usize) -> u32 { EVENTS.fetch_sub(1, SeqCst); 0 }
-    #[unsafe(no_mangle)] pub extern "C" fn events() -> usize { EVENTS.load(SeqCst) }
-"#;
-
-fn stream(number: usize) -> RocmStream {
-    let raw = std::ptr::without_provenance_mut::<c_void>(number);
-    // SAFETY: a number to the library above.
-    unsafe { RocmStream::from_raw(raw, 0) }
-}
 
 fn after(bench: &mut Bench, number: usize, token: u64) -> Result<(), Error> {
     match bench.engine.after(stream(number).into(), token) {
@@ -68,30 +37,17 @@ fn without_hip_there_is_no_stream() {
         panic!("{then:?}");
     };
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("HIP stream"), "{error}");
+    assert!(error.to_string().contains("HIP"), "{error}");
 }
 
 #[test]
 fn a_place_is_told_when_it_is_reached() {
     if !is_child() {
-        let fakes = Fakes::new();
-        let path = fakes.compile("hip", SOURCE);
-        let path = path.to_str().expect("UTF-8");
-        return child_with(this_test!(), &[("WHARF_LIBHIP", path)]);
+        return alone(this_test!(), &[]);
     }
-    let path = std::env::var("WHARF_LIBHIP").expect("given");
     let mut bench = Bench::new();
     after(&mut bench, 16, 1).expect_err("the program has not loaded it yet");
-    // SAFETY: the library above, which runs nothing when it is loaded.
-    let library = unsafe { libloading::Library::new(&path) }.expect("loads");
-    let events = || {
-        // SAFETY: the name has this signature.
-        unsafe {
-            library
-                .get::<extern "C" fn() -> usize>(b"events")
-                .expect("exported")()
-        }
-    };
+    let hip = Hip::load();
     let mut parked = Parked::new(&mut bench);
     // Polled, parked, and several at once, each with its own.
     after(&mut bench, 16 * 7, 1).expect("marks");
@@ -118,7 +74,7 @@ fn a_place_is_told_when_it_is_reached() {
     let place: DevicePlace = stream(0).into();
     assert_eq!(place.accelerator(), "rocm_copy");
     drop(bench);
-    assert_eq!(events(), 0, "every event is destroyed");
+    assert_eq!(hip.events(), 0, "every event is destroyed");
 }
 
 /// The program's word comes before the variable's, and the library is found where the program has it.
@@ -126,7 +82,7 @@ fn a_place_is_told_when_it_is_reached() {
 fn the_program_names_hip() {
     if !is_child() {
         let fakes = Fakes::new();
-        let path = fakes.compile("hip", SOURCE);
+        let path = compile(&fakes);
         let variables = [
             ("WHARF_LIBHIP", "/nowhere/libamdhip64.so"),
             ("WHARFTEST_HIP", path.to_str().expect("UTF-8")),
@@ -134,7 +90,7 @@ fn the_program_names_hip() {
         return child_with(this_test!(), &variables);
     }
     let path = std::env::var("WHARFTEST_HIP").expect("given");
-    // SAFETY: the library above, which runs nothing when it is loaded.
+    // SAFETY: the library that was compiled for it, which runs nothing when it is loaded.
     let _library = unsafe { libloading::Library::new(&path) }.expect("loads");
     let mut bench = Bench::new();
     let error = after(&mut bench, 16, 1).expect_err("not the one that is named");

@@ -1,4 +1,5 @@
-//! HIP, for one thing: to wait for what a program has put into a stream of its own. Copies are the HSA runtime's business.
+//! HIP, for two things: to wait for what a program has put into a stream of its own, and to have such a stream wait. Copies are the HSA runtime's
+//! business.
 //!
 //! The library is used only when the program has it loaded already: a stream of a HIP that is not there cannot exist, and a second one next to the
 //! program's would be another runtime. Its soname changes with each major release; the functions used here did not. Tests: `tests/driver/hsa/`.
@@ -12,6 +13,10 @@ use std::{fmt, path::Path};
 
 use super::library::{Search, symbols};
 use crate::error::{Error, ErrorKind, Result};
+
+mod hold;
+
+pub(crate) use hold::Hold;
 
 /// The variable that names the library.
 pub(crate) const VARIABLE: &str = "WHARF_LIBHIP";
@@ -41,6 +46,13 @@ symbols! {
         hipGetDevice(*mut i32) -> u32, since 5000;
         hipSetDevice(i32) -> u32, since 5000;
         hipStreamGetDevice(RawStream, *mut i32) -> u32, since 5000;
+        hipStreamIsCapturing(RawStream, *mut u32) -> u32, since 5000;
+        hipStreamWaitValue64(RawStream, usize, u64, u32, u64) -> u32, since 5000;
+        hipExtMallocWithFlags(*mut usize, usize, u32) -> u32, since 5000;
+        hipHostMalloc(*mut usize, usize, u32) -> u32, since 5000;
+        hipHostGetDevicePointer(*mut usize, usize, u32) -> u32, since 5000;
+        hipHostFree(usize) -> u32, since 5000;
+        hipGetLastError() -> u32, since 5000;
     }
 }
 

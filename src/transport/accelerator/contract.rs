@@ -336,8 +336,8 @@ pub trait CopyEngine: Send + fmt::Debug {
     /// Makes the program's stream wait for the copies with these tokens: what the program queues in it afterwards begins when the device has done
     /// them, without the host. Those that were reported, or that this engine never had, count as done.
     ///
-    /// The wait has to be one that ends by itself, whatever becomes of this engine, and one that the driver knows of: an event recorded behind the
-    /// copies. A stream that waits for a word of the host's may hold up copies that share a queue of the device with it.
+    /// The wait has to be one that ends by itself, whatever becomes of this engine: an event recorded behind the copies, or a word that the driver's
+    /// own thread sets as the last of them ends. The latter only where copies share no queue of the device with streams, which would hold them up.
     ///
     /// # Errors
     /// [`SendError::Full`]: one of them is not in the device's hands yet; to be tried again after each [`CopyEngine::progress`]. `InvalidArgument`: the

@@ -134,6 +134,11 @@ impl Staging {
         (count.load(Relaxed), bytes.load(Relaxed))
     }
 
+    /// Whether this one is under way.
+    pub(in crate::transport) fn has(&self, token: u64) -> bool {
+        self.under_way.contains(&token)
+    }
+
     /// Whether none is under way.
     pub(in crate::transport) fn is_empty(&self) -> bool {
         self.under_way.is_empty()

@@ -31,7 +31,7 @@ use super::{
     failure::{failure, fault, is_end, lost},
     known::Seen,
     locked::{Locker, translate},
-    order::Mark,
+    order::{Held, Mark, Waiter},
     shared::Shared,
     staged::{Spot, Staged, stage},
 };
@@ -74,6 +74,8 @@ pub(super) struct Home {
     /// Places in the program's work that are waited for.
     gates: Vec<(Mark, u64)>,
     gate_looks: u32,
+    /// Streams of the program's that wait for copies.
+    held: Vec<Weak<Held>>,
     lost: Option<Error>,
     failed: Arc<Failed>,
     /// Without one nobody tells that the device failed.
@@ -97,8 +99,10 @@ struct Flying {
     locked: ManuallyDrop<Option<Registration<Locker>>>,
     /// 1 until it is done.
     signal: ManuallyDrop<Signal>,
-    /// Whether a handler waits for it.
+    /// Whether a handler that rings waits for it.
     asked: bool,
+    /// Whether one does that lets a stream go on.
+    holds: bool,
 }
 
 /// What the runtime says of the device, from a thread of its own.
@@ -173,6 +177,7 @@ impl Home {
             free: free.collect::<Result<_>>()?,
             gates: Vec::new(),
             gate_looks: 0,
+            held: Vec::new(),
             lost: None,
             failed,
             watch,
@@ -247,6 +252,7 @@ impl Home {
             locked: ManuallyDrop::new(locked),
             signal: ManuallyDrop::new(signal),
             asked: false,
+            holds: false,
         });
         Ok(())
     }
@@ -391,8 +397,11 @@ impl Home {
         self.lost = Some(error);
     }
 
-    /// Reports everything. Signals of copies under way stay for good: the device may still change them.
+    /// Reports everything. Signals of copies under way stay for good: the device may still change them. If it does not, no handler lets streams go on.
     fn abandon(&mut self, error: &Error, reports: &mut Reports) {
+        for held in self.held.drain(..).filter_map(|held| held.upgrade()) {
+            held.0.open();
+        }
         let flying = self.flying.iter_mut().flat_map(|route| route.drain(..));
         let tokens = flying.map(|flying| flying.token);
         let tokens = tokens.chain(self.queued.drain(..).map(|waiting| waiting.copy.token));
@@ -451,7 +460,7 @@ impl Home {
 
 impl accelerator::Home for Home {
     type Mark = Mark;
-    type Stream = ();
+    type Stream = Waiter;
 
     fn ordinal(&self) -> u16 {
         self.ordinal
@@ -539,7 +548,7 @@ impl accelerator::Home for Home {
                 drop(ManuallyDrop::into_inner(done.locked));
                 let signal = ManuallyDrop::into_inner(done.signal);
                 // A handler that has yet to run has the signal as well, and must find it as it is.
-                if !done.asked {
+                if !done.asked && !done.holds {
                     self.keep(signal);
                 }
             }
@@ -596,6 +605,32 @@ impl accelerator::Home for Home {
         }
         self.gates.push((Arc::clone(mark), token));
         self.gate_looks = GATE_LOOKS;
+        Ok(())
+    }
+
+    fn holds(&self, token: u64) -> bool {
+        let queued = |waiting: &Waiting| waiting.copy.token == token;
+        self.queued.iter().any(queued)
+            || self.locking.any(|(_, copy)| copy.token == token)
+            || self.staging.has(token)
+    }
+
+    /// By a handler of the runtime's on each copy's signal: it runs whatever becomes of this engine.
+    fn then(&mut self, stream: &Waiter, tokens: &[u64]) -> Result<()> {
+        let is_awaited =
+            |flying: &Flying| tokens.contains(&flying.token) && flying.outcome().is_none();
+        let flying = self.flying.iter_mut().flatten();
+        let mut awaited = flying.filter(|flying| is_awaited(flying)).peekable();
+        if awaited.peek().is_none() {
+            return Ok(());
+        }
+        let held = stream.hold()?;
+        self.held.retain(|held| held.strong_count() > 0);
+        self.held.push(Arc::downgrade(&held));
+        for flying in awaited {
+            flying.signal.notify(1, Arc::clone(&held))?;
+            flying.holds = true;
+        }
         Ok(())
     }
 

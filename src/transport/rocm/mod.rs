@@ -31,11 +31,16 @@
 //! # When a device is lost
 //! A memory fault or a reset, told by the runtime's system events, ends the device for the engine and for those that are opened later: each copy under way on it is
 //! reported as `DeviceLost`, copies that name it are refused, other devices go on. Pinned memory of the domain is never freed from then on. A copy whose
-//! signal becomes negative has failed by itself.
+//! signal becomes negative has failed by itself. It does not come back within the process: queues of a device that was reset stay so, and the
+//! runtime, which HIP shares, has no call that begins anew with one device.
+//!
+//! # The program's streams
+//! HIP is used where the program has it loaded. Copies wait for what is in a stream by an event. A stream waits for copies
+//! ([`CopyEngine::then`]) by `hipStreamWaitValue64`, for a word that the runtime's thread sets: by default a small kernel looks at it
+//! meanwhile. Neither has been seen on a device yet.
 //!
 //! # What it cannot
-//! Managed memory; streams of HIP that wait for copies
-//! ([`CopyEngine::then`]).
+//! Managed memory.
 
 // Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/hsa`, `driver/hip`, `memory`.
 // Tests: `tests/rocm/`, on the emulated runtime, as a program would use it.
@@ -50,7 +55,7 @@
 // | `locked` | host memory of the program's, by the registration cache |
 // | `staged` | copies of host memory that cannot be locked |
 // | `bar` | copies that the processor makes by itself, through a large BAR |
-// | `order` | the program's own HIP streams |
+// | `order` | the program's own HIP streams, before and behind copies |
 // | `machine` | the agents of the runtime that matter here |
 // | `failure` | how copies fail, and devices |
 // | `shared` | what all of one accelerator share |

@@ -10,7 +10,10 @@ use std::{ffi::c_void, path::Path, sync::Arc};
 
 use super::machine::NAME;
 use crate::{
-    driver::hip::{Hip, HipEvent},
+    driver::{
+        hip::{Hip, HipEvent, Hold},
+        hsa::SignalCallback,
+    },
     error::{Error, ErrorKind, Result},
     transport::accelerator::{DevicePlace, DeviceStream},
 };
@@ -52,6 +55,22 @@ impl From<RocmStream> for DevicePlace {
 /// A place that was asked about.
 pub(super) type Mark = Arc<HipEvent>;
 
+/// A stream that waits for copies.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    hip: Hip,
+    raw: usize,
+}
+
+/// Opens when the last copy that has it is done, or nobody has it any more.
+#[derive(Debug)]
+pub(super) struct Held(pub(super) Hold);
+
+impl SignalCallback for Held {
+    /// Nothing: the last of those that have it opens it by its drop.
+    fn run(&self, _: i64) {}
+}
+
 /// Fixes the place. A few short calls.
 ///
 /// # Errors
@@ -61,10 +80,41 @@ pub(super) fn mark(library: Option<&Path>, place: DevicePlace) -> Result<Mark> {
         let text = "HIP events of the program's are not waited for: give the stream";
         return Err(Error::new(ErrorKind::Unsupported, text).over(NAME));
     };
-    let hip = Hip::resident(library).ok_or_else(|| {
+    // SAFETY: whoever made the handle vouches for it.
+    unsafe { hip(library)?.mark(stream.raw) }.map(Arc::new)
+}
+
+/// The stream, which [`Waiter::hold`] has wait.
+///
+/// # Errors
+/// `Unsupported`: HIP is not in this process, or has no such streams.
+pub(super) fn waiter(library: Option<&Path>, stream: DeviceStream) -> Result<Waiter> {
+    let hip = hip(library)?;
+    if !hip.has_holds() {
+        let text = "this HIP has no streams that wait for a word (hipStreamWaitValue64)";
+        return Err(Error::new(ErrorKind::Unsupported, text).over(NAME));
+    }
+    Ok(Waiter {
+        hip,
+        raw: stream.raw,
+    })
+}
+
+impl Waiter {
+    /// Has it wait for what is opened by the last drop.
+    ///
+    /// # Errors
+    /// `Unsupported`: not here; `InvalidArgument`: the stream is capturing a graph; what HIP said.
+    pub(super) fn hold(&self) -> Result<Arc<Held>> {
+        // SAFETY: whoever made the handle vouches for it.
+        let hold = unsafe { self.hip.hold(self.raw) };
+        hold.map(|hold| Arc::new(Held(hold)))
+    }
+}
+
+fn hip(library: Option<&Path>) -> Result<Hip> {
+    Hip::resident(library).ok_or_else(|| {
         let text = "this program has not loaded HIP (libamdhip64.so.7, .6 or .5): it cannot have a stream of it";
         Error::new(ErrorKind::Unsupported, text).over(NAME)
-    })?;
-    // SAFETY: whoever made the handle vouches for it.
-    unsafe { hip.mark(stream.raw) }.map(Arc::new)
+    })
 }

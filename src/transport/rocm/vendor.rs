@@ -6,11 +6,11 @@ use super::{
     bar,
     home::Home,
     machine::NAME,
-    order::{self, Mark},
+    order::{self, Mark, Waiter},
     shared::Shared,
 };
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::Result,
     transport::accelerator::{
         Bell, CopyAttributes, DevicePlace, DeviceStream, InlineCopy, Owner, Vendor,
     },
@@ -45,7 +45,7 @@ impl Vendor for RocmVendor {
     const ATTRIBUTES: CopyAttributes = ATTRIBUTES;
     type Home = Home;
     type Mark = Mark;
-    type Stream = ();
+    type Stream = Waiter;
 
     /// All: a device costs a few signals.
     fn first(&self) -> Result<Vec<u16>> {
@@ -83,9 +83,9 @@ impl Vendor for RocmVendor {
         order::mark(self.hip.as_deref(), place)
     }
 
-    fn stream(&self, _: DeviceStream) -> Result<((), u16)> {
-        let text = "a HIP stream cannot be made to wait for copies of the HSA runtime: queue its next work when the operation is over";
-        Err(Error::new(ErrorKind::Unsupported, text).over(NAME))
+    fn stream(&self, stream: DeviceStream) -> Result<(Waiter, u16)> {
+        let waiter = order::waiter(self.hip.as_deref(), stream)?;
+        Ok((waiter, stream.device))
     }
 
     fn gave_up(&self) {

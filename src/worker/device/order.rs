@@ -7,8 +7,9 @@
 //! ```
 //!
 //! What comes before is waited for by a stream of the engine's, which reports it; only then are copies begun, so that no other copy stands behind a
-//! kernel that takes long. What comes after is made to wait by the device itself: an event behind the copies, once all of them are in the device's
-//! hands. Nothing is ever held for the host to release, so nothing is left behind by an operation that fails, is dropped, or loses its worker.
+//! kernel that takes long. What comes after is made to wait by the engine, once all copies are in the device's hands: for an event behind them, or for
+//! a word that the driver's own thread sets. Nothing is ever held for a worker to release, so nothing is left behind by an operation that fails, is
+//! dropped, or loses its worker.
 //! Where bytes go on by the processor, or by another accelerator than the stream's, the operation counts as queued when it is over: then nothing is
 //! left to wait for.
 
