@@ -4,14 +4,18 @@
 //! Freed memory is only named to the driver, which is what is tested.
 #![allow(unsafe_code)]
 
-use wharf::{MemoryType, transport::cuda::CudaStream};
+use std::sync::Arc;
+
+use wharf::{Context, MemoryType, Worker, transport::cuda::CudaStream};
 
 use crate::{
     alone::{child_with, is_child},
     domain::reset,
     error::ErrorKind,
-    fixture::{Bench, DEVICE, block_until, context, control, device_end, live, pinned_end},
-    support::this_test,
+    fixture::{
+        Bench, DEVICE, accelerator, block_until, context, control, device_end, live, pinned_end,
+    },
+    support::{LIMIT, this_test, watchdog},
 };
 
 #[test]
@@ -120,6 +124,42 @@ fn a_context_destroyed_under_copies() {
     bench
         .copy(pinned.end(0), device.end(0), 64)
         .expect("copies");
+}
+
+/// The old worker's addresses may be the new one's: it stays without the device.
+#[test]
+fn a_new_worker_after_a_reset() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(watchdog(LIMIT, async {
+        let builder = Context::builder().transports("self").expect("self");
+        let builder = builder.accelerator(Arc::new(accelerator()));
+        let context = builder.build().expect("a context");
+        let memory = async || {
+            let memory = context.allocate_on(DEVICE, 64).await;
+            memory.expect("memory")
+        };
+        let old = Worker::new(&context).expect("a worker");
+        let kept = old.copy(vec![1; 64], memory().await).await.expect("copied");
+        reset(0);
+        for _ in 0..2 {
+            let error = old.copy(vec![2; 64], memory().await).await;
+            let (error, _) = error.expect_err("lost").into_parts();
+            assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+        }
+        let new = Worker::new(&context).expect("a worker");
+        let filled = new.copy(vec![3; 64], memory().await).await.expect("copied");
+        let found = new.copy(filled.freeze(), vec![0; 64]).await;
+        assert_eq!(found.expect("copied"), [3; 64]);
+        drop(kept);
+        let error = old.copy(vec![4; 64], memory().await).await;
+        assert!(error.is_err(), "still without it");
+    }));
 }
 
 #[test]

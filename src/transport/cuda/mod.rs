@@ -33,6 +33,10 @@
 //! # When a device is lost
 //! Of the errors of the driver those that it gives to every later call end the device for the engine: each copy under way on it is reported as `DeviceLost`, copies that
 //! name it are refused, other devices go on. The engine reports to be lost when none is left. Any other error ends the copy that met it.
+//!
+//! A worker that has lost a device never uses it again. Where the program reset it (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`), a new worker of the same
+//! context does: the driver gives the addresses of before to the memory of now, so what the old worker still names may be somebody else's. After a kernel's
+//! fault NVIDIA's documentation has the process end.
 
 // Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/cuda`, `memory`,
 // `sys`. Tests: `tests/cuda/`, on the emulated driver, as a program would use it.
