@@ -2,7 +2,7 @@
 //!
 //! It calls nobody above it: what concerns them is an [`Event`], which [`Core::act`](crate::worker::core::Core::act) follows.
 
-use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
+use std::{collections::VecDeque, fmt, sync::Arc, task::Waker, time::Instant};
 
 use bytes::Bytes;
 
@@ -407,7 +407,7 @@ impl Ctx {
         if let Some(link) = link
             && let Some(one_copy) = self.one_copy(link)
         {
-            one_copy.ways.over(key, has_come);
+            one_copy.ways.over(key, has_come, Instant::now);
         }
     }
 

@@ -5,14 +5,13 @@ use std::fmt;
 use crate::{
     Operation,
     config::RendezvousScheme,
-    protocol::plan::{self, Accesses, Comes, End, Message, Moves, NoWay},
+    protocol::plan::{self, Accesses, Comes, End, Message, Moves, NoWay, ways::Way},
     transport::{CopyEngine, DeviceWays, Stop},
     types::{LinkId, MemoryType, Mover, Party, Plan, When},
     worker::{
         device::Devices,
         movers::Movers,
-        peer::{OneCopy, Peer},
-        ways::Way,
+        peer::{OneCopy, Peer, pinned},
     },
 };
 
@@ -424,7 +423,9 @@ impl Known<'_> {
         // Who gives the peer the memory of a message gives the word that goes with it.
         if plan::counts(length) {
             let when = Some(When::Shared);
-            let (way, measured) = direct.ways.known(self.scheme, length, true, self.cma);
+            let (way, measured) = direct
+                .ways
+                .known(pinned(self.scheme), length, true, self.cma);
             match way {
                 Way::OneCopy => found.add(one_copy(Mover::Mapped, by, when)),
                 Way::Fragments => found.add(Plan {
@@ -441,7 +442,7 @@ impl Known<'_> {
         if !self.cma {
             return found.not("cma", self.no_direct());
         }
-        let (way, measured) = direct.ways.known(self.scheme, length, false, false);
+        let (way, measured) = direct.ways.known(pinned(self.scheme), length, false, false);
         if way == Way::OneCopy {
             found.add(one_copy(Mover::Kernel, by, None));
             if let Some(measured) = measured {

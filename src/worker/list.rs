@@ -11,8 +11,9 @@ use crate::{
     protocol::{
         control::{self, Rts},
         layout::{Block, Indexed, Shape},
+        plan::ways::ONE_COPY_FROM,
     },
-    worker::{copy::over, peer::OneCopy, ways::ONE_COPY_FROM},
+    worker::{copy::over, peer::OneCopy},
 };
 
 /// Mean length of pieces from which on they are copied one by one: the kernel takes 0.4 µs for each (November 2026).

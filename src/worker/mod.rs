@@ -99,7 +99,6 @@ pub(crate) mod turn;
 pub(crate) mod verbs;
 mod violation;
 pub(crate) mod watch;
-pub(crate) mod ways;
 mod windows;
 
 pub use explain::Explanation;

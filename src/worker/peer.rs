@@ -11,11 +11,13 @@ use std::{
 use tracing::Span;
 
 use crate::{
+    config::RendezvousScheme,
     error::{Error, ErrorKind},
     memory::Segment,
     protocol::{
         ANNOUNCEMENTS, control,
         ledger::AccountId,
+        plan::ways::{Way, Ways},
         thresholds::Lending,
         window::{ReceiveWindow, SHORT, SendWindow, Terms, eager_cost, eager_need},
     },
@@ -34,7 +36,6 @@ use crate::{
         queue::{Class, Queue, Queued},
         signal::Signals,
         stream::PeerStreams,
-        ways::Ways,
     },
 };
 
@@ -57,6 +58,15 @@ pub(crate) struct OneCopy {
     pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
     pub(crate) told: Told,
     pub(crate) ways: Ways,
+}
+
+/// The way of long messages that configuration chooses, if it does.
+pub(crate) fn pinned(scheme: RendezvousScheme) -> Option<Way> {
+    match scheme {
+        RendezvousScheme::Auto => None,
+        RendezvousScheme::Messages => Some(Way::Fragments),
+        RendezvousScheme::Get | RendezvousScheme::Put => Some(Way::OneCopy),
+    }
 }
 
 /// What two ends that share memory have told each other of.

@@ -6,7 +6,7 @@
 //! higher value. None is freed: `hipFree` waits for all that a device has to do.
 //!
 //! # Safety
-//! As of the module above. Words are never freed, so a stream or a hold may look at them at any time.
+//! As of the room's door. Words are never freed, so a stream or a hold may look at them at any time.
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
-use super::{Hip, OnDevice, RawStream, check};
+use super::runtime::{Hip, OnDevice, RawStream, check};
 use crate::{
     error::{Error, ErrorKind, Result},
     util::lock::Mutex,

@@ -7,6 +7,7 @@ use crate::{
     protocol::{
         control::{self, Announcement},
         layout::Shape,
+        plan::ways::ONE_COPY_FROM,
     },
     transport::Place,
     types::{LinkId, OpKey},
@@ -19,7 +20,6 @@ use crate::{
         peer::at,
         spread::Spread,
         violation::violation,
-        ways::ONE_COPY_FROM,
     },
 };
 

@@ -1,10 +1,12 @@
 //! Announced messages: how their bytes come, and what the sender does for that.
 
+use std::time::Instant;
+
 use crate::{
     error::Result,
     protocol::{
         control::{self, Announcement, Rtr},
-        plan::{self, Comes},
+        plan::{self, Comes, ways::Way},
     },
     trace,
     types::{EndpointId, LinkId, OpKey, Tag},
@@ -14,10 +16,9 @@ use crate::{
         movers::Movers,
         one_sided::OneSided,
         operations::{Arrival, Ended, Outgoing, RecvStage, SendStage, Work},
-        peer::at,
+        peer::{at, pinned},
         send::lend,
         violation::violation,
-        ways::Way,
     },
 };
 
@@ -93,13 +94,14 @@ impl Movers {
             return;
         };
         let is_owned = recv.buffer.segment().is_some();
-        let scheme = self.scheme;
+        let pinned = pinned(self.scheme);
         let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
             let (segment, offset) = (rts.segment, rts.segment_offset);
             let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
             let mapped = remote.is_mapped();
             let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
-            let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
+            let ways = &mut one_copy.ways;
+            let way = ways.next(pinned, (key, length), mapped, halved, Instant::now);
             (way == Way::OneCopy).then_some(remote)
         });
         for way in plan::comes(false, false, false) {

@@ -21,7 +21,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{config::RendezvousScheme, types::OpKey};
+use crate::types::OpKey;
 
 /// Shorter messages are not copied directly: a system call takes as long as their two copies.
 const LEAST: usize = 16 << 10;
@@ -223,15 +223,14 @@ impl Class {
 
 /// The way where nothing is measured: one is pinned, or known to be the better one. `halved`: both ends map the memory, and copy a half each.
 #[inline]
-fn settled(scheme: RendezvousScheme, length: usize, halved: bool) -> Option<Way> {
-    match scheme {
+fn settled(pinned: Option<Way>, length: usize, halved: bool) -> Option<Way> {
+    match pinned {
         _ if length < LEAST => Some(Way::Fragments),
-        RendezvousScheme::Messages => Some(Way::Fragments),
-        RendezvousScheme::Get | RendezvousScheme::Put => Some(Way::OneCopy),
-        RendezvousScheme::Auto if length > LONGEST => Some(Way::OneCopy),
+        Some(way) => Some(way),
+        None if length > LONGEST => Some(Way::OneCopy),
         // Each end copies once, however it goes, and here only half of it: there is nothing to learn.
-        RendezvousScheme::Auto if halved && length >= ONE_COPY_FROM => Some(Way::OneCopy),
-        RendezvousScheme::Auto => None,
+        None if halved && length >= ONE_COPY_FROM => Some(Way::OneCopy),
+        None => None,
     }
 }
 
@@ -254,21 +253,22 @@ struct UnderWay {
 
 impl Ways {
     /// The way of a message for this receive that begins and could be copied directly: out of memory that this process has mapped, by both
-    /// ends, a half each.
+    /// ends, a half each. `pinned`: the user's choice.
     pub(crate) fn next(
         &mut self,
-        scheme: RendezvousScheme,
+        pinned: Option<Way>,
         (key, length): (OpKey, usize),
         mapped: bool,
         halved: bool,
+        clock: impl FnOnce() -> Instant,
     ) -> Way {
-        match settled(scheme, length, mapped && halved) {
+        match settled(pinned, length, mapped && halved) {
             Some(way) => way,
             None => {
                 let class = self.class(length, mapped);
                 let of = &mut self.classes[class];
                 if self.under_way.len() < KNOWN {
-                    let run = of.began(Instant::now);
+                    let run = of.began(clock);
                     self.under_way.push(UnderWay {
                         key,
                         class,
@@ -283,11 +283,11 @@ impl Ways {
 
     /// A receive is over, with all of its message or without.
     #[inline]
-    pub(crate) fn over(&mut self, key: OpKey, has_come: bool) {
+    pub(crate) fn over(&mut self, key: OpKey, has_come: bool, clock: impl Fn() -> Instant) {
         if let Some(index) = self.under_way.iter().position(|known| known.key == key) {
             let known = self.under_way.swap_remove(index);
             let come = if has_come { known.length } else { 0 };
-            self.classes[known.class].ended(known.run, come, Instant::now);
+            self.classes[known.class].ended(known.run, come, clock);
         }
     }
 
@@ -301,16 +301,16 @@ impl Ways {
     }
 
     /// For people: the way of messages of this length as far as is known, and why: the nanoseconds that each takes for 1 KiB, or the choice of the
-    /// user's. `mapped`, `halved`: as for [`Ways::next`].
+    /// user's. `pinned`, `mapped`, `halved`: as for [`Ways::next`].
     pub(crate) fn known(
         &self,
-        scheme: RendezvousScheme,
+        pinned: Option<Way>,
         length: usize,
         mapped: bool,
         halved: bool,
     ) -> (Way, Option<String>) {
-        if let Some(way) = settled(scheme, length, mapped && halved) {
-            let chosen = length >= LEAST && scheme != RendezvousScheme::Auto;
+        if let Some(way) = settled(pinned, length, mapped && halved) {
+            let chosen = length >= LEAST && pinned.is_some();
             let said = || "the rendezvous scheme is chosen by configuration".to_owned();
             return (way, chosen.then(said));
         }
@@ -337,13 +337,13 @@ mod tests {
     /// Lets a message begin and end.
     fn pass(
         ways: &mut Ways,
-        scheme: RendezvousScheme,
+        pinned: Option<Way>,
         length: usize,
         mapped: bool,
         halved: bool,
     ) -> Way {
-        let way = ways.next(scheme, (OpKey(1), length), mapped, halved);
-        ways.over(OpKey(1), true);
+        let way = ways.next(pinned, (OpKey(1), length), mapped, halved, Instant::now);
+        ways.over(OpKey(1), true, Instant::now);
         way
     }
 
@@ -526,11 +526,11 @@ mod tests {
         let mut ways = Ways::default();
         let length = 64 << 10;
         for key in 0..2 * KNOWN as u64 {
-            ways.next(RendezvousScheme::Auto, (OpKey(key), length), false, false);
+            ways.next(None, (OpKey(key), length), false, false, Instant::now);
         }
         assert_eq!(ways.under_way.len(), KNOWN);
         for key in (0..2 * KNOWN as u64).chain(0..KNOWN as u64) {
-            ways.over(OpKey(key), key % 3 > 0);
+            ways.over(OpKey(key), key % 3 > 0, Instant::now);
         }
         assert_eq!((ways.under_way.len(), ways.classes[0].under_way), (0, 0));
     }
@@ -541,19 +541,16 @@ mod tests {
         for length in [1 << 10, 64 << 10, 1 << 30] {
             let long = length >= LEAST;
             let one_copy =
-                pass(&mut ways, RendezvousScheme::Get, length, false, false) == Way::OneCopy;
+                pass(&mut ways, Some(Way::OneCopy), length, false, false) == Way::OneCopy;
             assert_eq!(one_copy, long);
             for _ in 0..1000 {
-                let way = pass(&mut ways, RendezvousScheme::Messages, length, true, true);
+                let way = pass(&mut ways, Some(Way::Fragments), length, true, true);
                 assert_eq!(way, Way::Fragments);
             }
         }
         assert!(ways.classes.is_empty(), "nothing is measured");
-        for (scheme, pinned) in [
-            (RendezvousScheme::Get, Way::OneCopy),
-            (RendezvousScheme::Messages, Way::Fragments),
-        ] {
-            let (way, why) = ways.known(scheme, 64 << 10, false, false);
+        for pinned in [Way::OneCopy, Way::Fragments] {
+            let (way, why) = ways.known(Some(pinned), 64 << 10, false, false);
             assert!(way == pinned && why.is_some_and(|why| why.contains("configuration")));
         }
     }
@@ -562,25 +559,24 @@ mod tests {
     fn what_both_ends_copy_a_half_of_is_not_tried_otherwise() {
         let mut ways = Ways::default();
         for _ in 0..1000 {
-            let way = pass(&mut ways, RendezvousScheme::Auto, 1 << 20, true, true);
+            let way = pass(&mut ways, None, 1 << 20, true, true);
             assert_eq!(way, Way::OneCopy);
         }
         assert!(ways.classes.is_empty(), "nothing is measured");
         // Short ones are, and where one end copies all of it.
-        pass(&mut ways, RendezvousScheme::Auto, 64 << 10, true, true);
-        pass(&mut ways, RendezvousScheme::Auto, 1 << 20, true, false);
+        pass(&mut ways, None, 64 << 10, true, true);
+        pass(&mut ways, None, 1 << 20, true, false);
         assert_eq!(ways.classes.len(), 2);
     }
 
     #[test]
     fn what_is_known_is_said() {
-        const AUTO: RendezvousScheme = RendezvousScheme::Auto;
         let mut ways = Ways::default();
-        let known = |ways: &Ways, length| ways.known(AUTO, length, false, false);
+        let known = |ways: &Ways, length| ways.known(None, length, false, false);
         assert_eq!(known(&ways, 64 << 10), (Way::Fragments, None));
         assert_eq!(known(&ways, 1 << 20), (Way::OneCopy, None));
         for _ in 0..1000 {
-            pass(&mut ways, AUTO, 64 << 10, false, false);
+            pass(&mut ways, None, 64 << 10, false, false);
         }
         assert!(
             known(&ways, 65 << 10)

@@ -10,6 +10,10 @@
 //! copy      moves(): by the processor, by an engine, through a fragment, across two accelerators
 //! stream    lends(): which owned buffers the reader copies
 //! ```
+//!
+//! Where two ways differ by what the machine is, a connection measures both: `ways`.
+
+pub(crate) mod ways;
 
 use crate::protocol::{
     thresholds::Lending,
