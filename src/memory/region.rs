@@ -402,6 +402,13 @@ impl RegionTable {
         }
     }
 
+    /// Takes the wakers of those whose value has been reached, of every region: somebody who raised them in memory can tell nobody any more.
+    pub(crate) fn take_reached(&self, wakes: &mut Vec<Waker>) {
+        for exposed in self.slots.lock().iter().flatten() {
+            exposed.take_reached(wakes);
+        }
+    }
+
     /// Exposes `buffer`.
     pub(crate) fn expose(self: &Arc<Self>, buffer: BufferMut, access: Access) -> Result<Region> {
         self.expose_in(buffer, access, None)

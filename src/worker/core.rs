@@ -204,12 +204,14 @@ impl Core {
             // Who takes back later what is exposed here waits for it.
             if let Some(one_copy) = one_copy
                 && one_copy.pair.has_let()
-                && !one_copy.pair.is_peer_outside()
             {
-                self.movers.push_lingering(Lingering {
-                    pair: one_copy.pair,
-                    memory: None,
-                });
+                if !one_copy.pair.is_peer_outside() {
+                    self.movers.push_lingering(Lingering {
+                        pair: one_copy.pair,
+                        memory: None,
+                    });
+                }
+                self.movers.ctx.look_at_counters();
             }
             if handles == 0 {
                 // Nobody will ask for the reason.

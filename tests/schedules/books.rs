@@ -47,6 +47,8 @@ pub(crate) struct Message {
     pub(crate) received: u32,
     /// Its payload was not wanted.
     pub(crate) is_refused: bool,
+    /// Its sender would rather have it back.
+    pub(crate) is_called_off: bool,
 }
 
 #[derive(Debug)]

@@ -674,6 +674,23 @@ fn deadlines_pass_in_virtual_time() {
     }
 }
 
+/// A peer raises a counter in memory, and its link breaks before it can say that somebody sleeps there.
+#[test]
+fn a_counter_that_was_raised_by_who_is_gone_wakes() {
+    let _alone = ALONE.lock();
+    for kind in KINDS {
+        let mut run = over(kind);
+        // The counter's memory is mapped by then.
+        run.play(&[act(Act::Wait, [1, 1, 0, 0]), Step::Rest]);
+        assert_eq!(left(&run), [What::Wait], "nobody has raised it");
+        let lost = Step::Fault(Fault::Cut, [0, 3]);
+        run.play(&[lost, act(Act::Signal, [HERE, 0, 0, 0]), Step::Rest]);
+        let waits = left(&run).contains(&What::Wait);
+        assert_eq!(waits, !kind.shares, "over {}", kind.name);
+        end(&mut run);
+    }
+}
+
 /// Who waits for room, or for the end of a connection, is woken by it.
 #[test]
 fn who_waits_for_room_or_the_end_is_woken() {

@@ -465,8 +465,9 @@ impl Movers {
         };
         self.linger_next = now + self.linger_pause;
         for kept in Vec::<Lingering>::into_iter(over) {
-            if let Some(work) = kept.memory {
-                self.ctx.defer_drop(work);
+            match kept.memory {
+                Some(work) => self.ctx.defer_drop(work),
+                None => self.ctx.look_at_counters(),
             }
         }
     }

@@ -75,6 +75,11 @@ impl Ctx {
         }
     }
 
+    /// A peer that raised counters in memory is not there any more: it may have gone before it said that somebody is to be woken.
+    pub(in crate::worker) fn look_at_counters(&mut self) {
+        self.regions.take_reached(&mut self.wakes);
+    }
+
     /// A signal on its own has come.
     pub(in crate::worker) fn signalled(&mut self, link: LinkId, signal: &Signal) {
         match self.find_counter(signal) {

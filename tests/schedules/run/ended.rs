@@ -210,9 +210,15 @@ impl Run {
             shadow[put.at..put.at + put.length].copy_from_slice(&bytes(put.serial, put.length));
             (put.node, put.conn, put.at)
         };
-        if !self.bed.conns[conn].is_hostile {
+        if !self.bed.conns[conn].is_hostile && !self.is_in_reach(node) {
             self.look_at_slot(node, at / SLOT);
         }
+    }
+
+    /// Whether what a node has exposed may have been written by messages that were changed: each of its peers may write all of it.
+    pub(super) fn is_in_reach(&self, node: usize) -> bool {
+        let mut conns = self.bed.conns.iter();
+        conns.any(|conn| conn.is_hostile && conn.nodes.contains(&node))
     }
 
     #[track_caller]

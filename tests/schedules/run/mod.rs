@@ -240,8 +240,14 @@ impl Run {
         if !task.was_posted() {
             return self.dropped(task);
         }
-        if let What::Recv(receive) | What::Claim(receive) = task.what {
-            self.shelf.borrow_mut().receives[receive].is_loose = true;
+        match task.what {
+            What::Recv(receive) | What::Claim(receive) => {
+                self.shelf.borrow_mut().receives[receive].is_loose = true;
+            }
+            What::Send(message) => {
+                self.shelf.borrow_mut().messages[message].is_called_off = true;
+            }
+            _ => {}
         }
         self.tasks.push(task.call_off());
     }
