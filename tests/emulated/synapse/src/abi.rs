@@ -11,9 +11,13 @@ pub(crate) type Outcome<T = ()> = Result<T, Status>;
 
 impl Status {
     pub(crate) const INVALID_ARGUMENT: Self = Self(1);
+    pub(crate) const OUT_OF_HOST_MEMORY: Self = Self(3);
     pub(crate) const OUT_OF_DEVICE_MEMORY: Self = Self(4);
+    pub(crate) const NOT_RECORDED: Self = Self(6);
     pub(crate) const NO_DEVICE_FOUND: Self = Self(8);
+    pub(crate) const TYPE_MISMATCH: Self = Self(9);
     pub(crate) const DEVICE_RESET: Self = Self(17);
+    pub(crate) const UNSUPPORTED: Self = Self(18);
     pub(crate) const DEVICE_ALREADY_ACQUIRED: Self = Self(20);
     pub(crate) const BUSY: Self = Self(22);
     pub(crate) const ALL_RESOURCES_TAKEN: Self = Self(23);
@@ -22,6 +26,104 @@ impl Status {
     pub(crate) const ALREADY_INITIALIZED: Self = Self(29);
     pub(crate) const INVALID_EVENT_HANDLE: Self = Self(33);
     pub(crate) const MAPPING_NOT_FOUND: Self = Self(34);
+}
+
+/// The statuses' names, by their numbers.
+pub(crate) const STATUSES: [&str; 44] = [
+    "synSuccess",
+    "synInvalidArgument",
+    "synCbFull",
+    "synOutOfHostMemory",
+    "synOutOfDeviceMemory",
+    "synObjectAlreadyInitialized",
+    "synObjectNotInitialized",
+    "synCommandSubmissionFailure",
+    "synNoDeviceFound",
+    "synDeviceTypeMismatch",
+    "synFailedToInitializeCb",
+    "synFailedToFreeCb",
+    "synFailedToMapCb",
+    "synFailedToUnmapCb",
+    "synFailedToAllocateDeviceMemory",
+    "synFailedToFreeDeviceMemory",
+    "synFailedNotEnoughDevicesFound",
+    "synDeviceReset",
+    "synUnsupported",
+    "synWrongParamsFile",
+    "synDeviceAlreadyAcquired",
+    "synNameIsAlreadyUsed",
+    "synBusy",
+    "synAllResourcesTaken",
+    "synUnavailable",
+    "synInvalidTensorDimensions",
+    "synFail",
+    "synOutOfResources",
+    "synUninitialized",
+    "synAlreadyInitialized",
+    "synFailedSectionValidation",
+    "synSynapseTerminated",
+    "synAssertAsync",
+    "synInvalidEventHandle",
+    "synMappingNotFound",
+    "synFailedDynamicPatching",
+    "synFailedStaticPatching",
+    "synFailedToSubmitWorkload",
+    "synInvalidSectionsDefinition",
+    "synInvalidTensorProperties",
+    "synFailHccl",
+    "synFailedToCollectTime",
+    "synTimeout",
+    "synResourceBadUsage",
+];
+
+/// `synDeviceType` of a generation's cards.
+pub(crate) const fn device_type(generation: u64) -> u32 {
+    match generation {
+        1 => 2,
+        2 => 4,
+        _ => 5,
+    }
+}
+
+/// `synDeviceTypeInvalid`: any device, to those that acquire one.
+pub(crate) const ANY_TYPE: u32 = 7;
+
+/// `synDeviceAttribute`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Attribute {
+    SramBase,
+    DramBase,
+    SramSize,
+    DramSize,
+    DramFree,
+    TpcMask,
+    DramEnabled,
+    Type,
+    ClockRate,
+    StreamsMemory,
+    Alignment,
+    MaxDims,
+}
+
+impl Attribute {
+    /// The attribute of a number. What graphs alone ask for is not among them.
+    pub(crate) const fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::SramBase,
+            1 => Self::DramBase,
+            2 => Self::SramSize,
+            3 => Self::DramSize,
+            4 => Self::DramFree,
+            5 => Self::TpcMask,
+            6 => Self::DramEnabled,
+            7 => Self::Type,
+            8 => Self::ClockRate,
+            10 => Self::StreamsMemory,
+            11 => Self::Alignment,
+            12 => Self::MaxDims,
+            _ => return None,
+        })
+    }
 }
 
 /// `synDeviceInfo`.

@@ -55,6 +55,7 @@ fn run(command: &str) -> Answer {
             let code = i32::try_from(number(code)?).map_err(|_| "no such code")?;
             device()?.lose(Status(code));
         }
+        ["inside"] => return Ok(device()?.inside.load(SeqCst).to_string()),
         ["live"] => {
             let mut text = String::new();
             let Ok(device) = device() else {

@@ -7,7 +7,7 @@ use std::{
     os::fd::AsRawFd,
     sync::{
         Arc,
-        atomic::{AtomicI32, Ordering::SeqCst},
+        atomic::{AtomicI32, AtomicU32, Ordering::SeqCst},
     },
 };
 
@@ -19,11 +19,11 @@ use wharf_emulated_common::{
 };
 
 use crate::{
-    abi::{InfoV2, Outcome, Status},
+    abi::{Attribute, InfoV2, Outcome, Status, device_type},
     gate::runtime,
-    memory::Memory,
+    memory::{ALIGN, Memory},
     settings,
-    stream::{Event, Stream},
+    stream::{End, Event, Stream},
 };
 
 /// The device.
@@ -39,6 +39,8 @@ pub(crate) struct Device {
     pub(crate) objects: Mutex<Objects>,
     /// The card, as its descriptor tells it.
     pub(crate) card: Card,
+    /// How many calls are under way.
+    pub(crate) inside: AtomicU32,
     descriptor: File,
     lost: AtomicI32,
 }
@@ -53,6 +55,33 @@ pub(crate) struct Objects {
 /// Between the start of the mapping and the pool that lies in it.
 const BEFORE_POOL: u64 = 32 << 20;
 
+/// Where SCAL of each generation puts the mapping of the pool; the first one's addresses are physical.
+const fn allocated_base(generation: u64) -> u64 {
+    match generation {
+        1 => 0x2000_0000,
+        2 => 0x1001_5000_0000_0000,
+        _ => 0x0201_e000_0000_0000,
+    }
+}
+
+/// What does not change of a card of `len` bytes, whoever has it.
+pub(crate) fn constant(attribute: Attribute, generation: u64, len: u64) -> u64 {
+    match attribute {
+        Attribute::SramBase => 0x1000_0000_0000_0000,
+        Attribute::DramBase if generation == 1 => allocated_base(1) + BEFORE_POOL,
+        Attribute::DramBase => 0x1001_0018_0000_0000,
+        Attribute::SramSize => 48 << 20,
+        Attribute::DramSize => len,
+        Attribute::TpcMask => 0xff_ffff,
+        Attribute::DramEnabled => 1,
+        Attribute::Type => u64::from(device_type(generation)),
+        Attribute::ClockRate => 1650,
+        Attribute::Alignment => ALIGN,
+        Attribute::MaxDims => 8,
+        Attribute::DramFree | Attribute::StreamsMemory => 0,
+    }
+}
+
 impl Device {
     /// Takes a card.
     ///
@@ -61,13 +90,8 @@ impl Device {
     pub(crate) fn open(index: u64) -> io::Result<Self> {
         let descriptor = gaudi::open(index)?;
         let len = settings::MEMORY.get();
-        // Where SCAL of each generation puts the pool; the first one's addresses are physical.
         let generation = settings::GENERATION.get();
-        let allocated_base = match generation {
-            1 => 0x2000_0000,
-            2 => 0x1001_5000_0000_0000,
-            _ => 0x0201_e000_0000_0000,
-        };
+        let allocated_base = allocated_base(generation);
         let bytes = Backing::new("emulated-gaudi-memory", BEFORE_POOL + len)?;
         let card = Card {
             index,
@@ -89,6 +113,7 @@ impl Device {
             bytes,
             objects: Mutex::default(),
             card,
+            inside: AtomicU32::new(0),
             descriptor,
             lost: AtomicI32::new(0),
         })
@@ -126,24 +151,18 @@ impl Device {
     /// What it is.
     pub(crate) fn info(&self) -> InfoV2 {
         let card = &self.card;
+        let of = |attribute| constant(attribute, card.generation, card.len);
         InfoV2 {
-            sram_base: 0x1000_0000_0000_0000,
-            dram_base: match card.generation {
-                1 => card.base,
-                _ => 0x1001_0018_0000_0000,
-            },
-            sram_size: 48 << 20,
-            dram_size: card.len,
-            tpc_mask: 0xff_ffff,
-            dram_enabled: 1,
+            sram_base: of(Attribute::SramBase),
+            dram_base: of(Attribute::DramBase),
+            sram_size: of(Attribute::SramSize) as u32,
+            dram_size: of(Attribute::DramSize),
+            tpc_mask: of(Attribute::TpcMask),
+            dram_enabled: of(Attribute::DramEnabled) as u8,
             // The hardware's number, not the one that the calls take.
             device_id: 0x1020,
             fd: self.descriptor.as_raw_fd() as u32,
-            kind: match card.generation {
-                1 => 2,
-                2 => 4,
-                _ => 5,
-            },
+            kind: of(Attribute::Type) as u32,
             index: card.index as u8,
             global_hbm_base: if settings::POOL_KNOWN.on() {
                 card.base
@@ -151,6 +170,28 @@ impl Device {
                 0
             },
         }
+    }
+
+    /// One of its attributes.
+    pub(crate) fn attribute(&self, attribute: Attribute) -> u64 {
+        match attribute {
+            Attribute::DramFree => self.memory.lock().free_bytes(),
+            attribute => constant(attribute, self.card.generation, self.card.len),
+        }
+    }
+
+    /// For calls that take memory away: that no copy which is not done reaches into it. Else the device is lost, as it would be
+    /// as soon as that copy goes on.
+    pub(crate) fn not_in_use(&self, end: End, start: u64, len: u64, call: &str) -> Outcome {
+        let used = {
+            let objects = self.objects.lock();
+            let mut streams = objects.streams.values();
+            streams.any(|stream| stream.uses(end, start, len))
+        };
+        if used {
+            return Err(self.fault(format!("{call} of {start:#x}, which a copy under way uses")));
+        }
+        Ok(())
     }
 
     /// Tells, by the descriptor, how much is free.
@@ -185,7 +226,7 @@ impl Device {
     }
 
     /// How much of everything there is.
-    pub(crate) fn live(&self) -> [(&'static str, u64); 5] {
+    pub(crate) fn live(&self) -> [(&'static str, u64); 6] {
         let (streams, events) = {
             let objects = self.objects.lock();
             (objects.streams.len() as u64, objects.events.len() as u64)
@@ -196,6 +237,7 @@ impl Device {
             ("events", events),
             ("allocations", memory.allocations.len() as u64),
             ("mapped", memory.mapped()),
+            ("pinned", memory.pinned()),
             ("bytes", memory.used),
         ]
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! failing? ─► forked? ─► initialised? ─► fault? ─► device? ─► lost? ─► the work
-//! setting       28            28                      8        its code
+//! setting       28            28                     26        its code
 //! ```
 
 use std::sync::{
@@ -71,8 +71,21 @@ pub(crate) enum Needs {
     Nothing,
     /// `synInitialize`.
     Init,
-    /// An acquired device that is whole.
+    /// An acquired device that is whole; without one the call fails, and does not say why.
     Device,
+    /// The same, for what maps host memory: there it is the argument that is wrong.
+    Mapping,
+}
+
+impl Needs {
+    /// What a call gives that needs a device where there is none. `None`: it needs none.
+    const fn without_device(self) -> Option<Status> {
+        match self {
+            Self::Nothing | Self::Init => None,
+            Self::Device => Some(Status::FAIL),
+            Self::Mapping => Some(Status::INVALID_ARGUMENT),
+        }
+    }
 }
 
 /// A call under way.
@@ -98,6 +111,22 @@ impl Call {
             return Err(Status::NO_DEVICE_FOUND);
         }
         self.device()
+    }
+}
+
+/// A call that is under way with a device.
+struct Inside(Arc<Device>);
+
+impl Inside {
+    fn of(device: &Arc<Device>) -> Self {
+        device.inside.fetch_add(1, SeqCst);
+        Self(Arc::clone(device))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, SeqCst);
     }
 }
 
@@ -145,8 +174,9 @@ fn admitted(name: &'static str, needs: Needs, work: impl FnOnce(&Call) -> Outcom
             }
         }
     }
-    if needs == Needs::Device {
-        device.as_ref().ok_or(Status::NO_DEVICE_FOUND)?.check()?;
+    if let Some(without) = needs.without_device() {
+        device.as_ref().ok_or(without)?.check()?;
     }
+    let _inside = device.as_ref().map(Inside::of);
     work(&Call { device, late })
 }

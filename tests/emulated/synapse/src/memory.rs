@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs};
 
+use wharf_emulated_common::backing::HostPages;
+
 use crate::{
     abi::{Outcome, Status},
     device::Device,
@@ -10,17 +12,31 @@ use crate::{
 };
 
 /// Allocations begin at multiples of so many bytes.
-const ALIGN: u64 = 128;
+pub(crate) const ALIGN: u64 = 128;
+
+/// What new memory is filled with, at its edges: a program that takes it for zeros is found out.
+const JUNK: u8 = 0xA5;
+
+/// How much of either edge.
+const EDGE: u64 = 64 << 10;
+
+/// Host memory that is mapped.
+#[derive(Debug)]
+struct Mapped {
+    len: u64,
+    /// Of `synHostMalloc`; `None` for the program's own.
+    pages: Option<HostPages>,
+}
 
 /// The tables.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: u64,
     len: u64,
-    /// Start and length.
+    /// Start and length, as it was asked for: a byte further is none of the program's.
     pub(crate) allocations: BTreeMap<u64, u64>,
-    /// Start and length of what is mapped.
-    host: BTreeMap<u64, u64>,
+    /// What is mapped, by its start.
+    host: BTreeMap<u64, Mapped>,
     /// Bytes that are allocated.
     pub(crate) used: u64,
 }
@@ -41,7 +57,7 @@ impl Memory {
         self.len - self.used
     }
 
-    /// Allocates, at `wanted` when it is not 0 and free.
+    /// Allocates, at `wanted` when that is an address that can be had: it is a wish.
     pub(crate) fn allocate(&mut self, len: u64, wanted: u64) -> Outcome<u64> {
         if len == 0 {
             return Err(Status::INVALID_ARGUMENT);
@@ -49,40 +65,54 @@ impl Memory {
         let room = len
             .checked_next_multiple_of(ALIGN)
             .ok_or(Status::OUT_OF_DEVICE_MEMORY)?;
-        let end = self.base + self.len;
-        let mut at = self.base;
-        for (start, taken) in &self.allocations {
-            if start - at >= room && (wanted == 0 || (at..=start - room).contains(&wanted)) {
-                break;
-            }
-            at = (start + taken).next_multiple_of(ALIGN);
-        }
-        if wanted > at {
-            at = wanted;
-        }
-        if at > end || end - at < room {
-            return Err(Status::OUT_OF_DEVICE_MEMORY);
-        }
-        self.allocations.insert(at, room);
+        let at = match wanted {
+            wanted if wanted.is_multiple_of(ALIGN) && self.is_free(wanted, room) => wanted,
+            _ => self.first_free(room).ok_or(Status::OUT_OF_DEVICE_MEMORY)?,
+        };
+        self.allocations.insert(at, len);
         self.used += room;
         Ok(at)
     }
 
-    /// Frees, by the start; the length that it had.
-    pub(crate) fn free(&mut self, address: u64) -> Outcome<u64> {
-        let len = self
-            .allocations
-            .remove(&address)
-            .ok_or(Status::INVALID_ARGUMENT)?;
-        self.used -= len;
-        Ok(len)
+    fn is_free(&self, start: u64, room: u64) -> bool {
+        let Some(end) = start.checked_add(room) else {
+            return false;
+        };
+        let before = self.allocations.range(..end).next_back();
+        start >= self.base
+            && end <= self.base + self.len
+            && before.is_none_or(|(at, len)| at + len.next_multiple_of(ALIGN) <= start)
+    }
+
+    fn first_free(&self, room: u64) -> Option<u64> {
+        let mut at = self.base;
+        for (start, len) in &self.allocations {
+            if start - at >= room {
+                return Some(at);
+            }
+            at = start + len.next_multiple_of(ALIGN);
+        }
+        (self.base + self.len - at >= room).then_some(at)
+    }
+
+    /// How long the allocation is that begins there.
+    pub(crate) fn allocated(&self, address: u64) -> Option<u64> {
+        self.allocations.get(&address).copied()
+    }
+
+    /// Frees, by the start; the length that it had, with what lies behind it.
+    pub(crate) fn free(&mut self, address: u64) -> Option<u64> {
+        let len = self.allocations.remove(&address)?;
+        let room = len.next_multiple_of(ALIGN);
+        self.used -= room;
+        Some(room)
     }
 
     /// Where in the pool an allocated range lies.
     fn device_range(&self, address: u64, len: u64) -> Option<u64> {
-        let (start, room) = self.allocations.range(..=address).next_back()?;
+        let (start, allocated) = self.allocations.range(..=address).next_back()?;
         let end = address.checked_add(len)?;
-        (end <= start + room).then(|| address - self.base)
+        (end <= start + allocated).then(|| address - self.base)
     }
 
     /// Maps host memory.
@@ -90,7 +120,7 @@ impl Memory {
         let end = start.checked_add(len).filter(|_| len > 0 && start != 0);
         let end = end.ok_or(Status::INVALID_ARGUMENT)?;
         let before = self.host.range(..end).next_back();
-        let overlaps = before.is_some_and(|(other, len)| other + len > start);
+        let overlaps = before.is_some_and(|(other, mapped)| other + mapped.len > start);
         if self.host.contains_key(&start) || (overlaps && !settings::OVERLAP.on()) {
             return Err(Status::INVALID_ARGUMENT);
         }
@@ -98,14 +128,31 @@ impl Memory {
         if !is_writable(start, end) {
             return Err(Status::FAIL);
         }
-        self.host.insert(start, len);
+        self.host.insert(start, Mapped { len, pages: None });
         Ok(())
     }
 
-    /// Unmaps, by the start.
-    pub(crate) fn unmap(&mut self, start: u64) -> Outcome {
-        let gone = self.host.remove(&start);
-        gone.map(drop).ok_or(Status::INVALID_ARGUMENT)
+    /// Host memory that comes mapped: its start.
+    pub(crate) fn pin(&mut self, len: u64) -> Outcome<u64> {
+        if len == 0 {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        let pages = HostPages::new(len).map_err(|_| Status::OUT_OF_HOST_MEMORY)?;
+        let start = pages.start();
+        let pages = Some(pages);
+        self.host.insert(start, Mapped { len, pages });
+        Ok(start)
+    }
+
+    /// How long the mapping is that begins there: of the program's own memory, or of Synapse's.
+    pub(crate) fn mapped_at(&self, start: u64, is_pinned: bool) -> Option<u64> {
+        let mapped = self.host.get(&start)?;
+        (mapped.pages.is_some() == is_pinned).then_some(mapped.len)
+    }
+
+    /// Unmaps, by the start; memory of Synapse's goes with it.
+    pub(crate) fn unmap(&mut self, start: u64) {
+        self.host.remove(&start);
     }
 
     /// Whether a range lies in one mapping.
@@ -115,12 +162,18 @@ impl Memory {
         };
         self.host
             .range(..=start)
-            .any(|(first, len)| end <= first + len)
+            .any(|(first, mapped)| end <= first + mapped.len)
     }
 
     /// How many ranges of the program's are mapped.
     pub(crate) fn mapped(&self) -> u64 {
-        self.host.len() as u64
+        self.host.len() as u64 - self.pinned()
+    }
+
+    /// How many ranges of `synHostMalloc` there are.
+    pub(crate) fn pinned(&self) -> u64 {
+        let pinned = self.host.values().filter(|mapped| mapped.pages.is_some());
+        pinned.count() as u64
     }
 }
 
@@ -198,18 +251,29 @@ pub(crate) fn execute(
     })
 }
 
-/// Writes one value. What is not there any more loses the device.
-pub(crate) fn fill(device: &Device, to: u64, len: u64, value: u8) -> Outcome {
+/// Writes a value again and again. What is not there any more loses the device.
+pub(crate) fn fill(device: &Device, to: u64, len: u64, value: [u8; 4]) -> Outcome {
     let pool = device.card.base - device.card.allocated_base;
     let offset = device.memory.lock().device_range(to, len);
     let gone = || device.fault(format!("{len} bytes at {to:#x} to be filled are gone"));
     let mut at = offset.ok_or_else(gone)? + pool;
-    let piece = vec![value; len.min(1 << 20) as usize];
+    let some = len.min(1 << 20) as usize;
+    let piece: Vec<u8> = value.into_iter().cycle().take(some).collect();
     let end = at + len;
     while at < end {
         let some = (end - at).min(1 << 20) as usize;
         device.bytes.write(at, &piece[..some]).map_err(|_| gone())?;
         at += some as u64;
+    }
+    Ok(())
+}
+
+/// Makes new memory hold what nobody wrote.
+pub(crate) fn spoil(device: &Device, at: u64, len: u64) -> Outcome {
+    let offset = at - device.card.allocated_base;
+    let edge = vec![JUNK; len.min(EDGE) as usize];
+    for start in [offset, offset + len - edge.len() as u64] {
+        device.bytes.write(start, &edge).map_err(|_| Status::FAIL)?;
     }
     Ok(())
 }

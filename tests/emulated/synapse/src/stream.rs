@@ -3,12 +3,13 @@
 //! ```text
 //! call ──push──► queue of the direction ──► thread: held? ─► random delay ─► bytes move ─► done = sequence
 //! ```
-//! A place in a stream is one sequence number for each direction: what an event holds once it is recorded.
+//! A place in a stream is one sequence number for each direction: what an event holds once it is recorded. A stream that is
+//! to wait for an event has the wait in every queue.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU8, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
@@ -48,6 +49,13 @@ impl Direction {
     }
 }
 
+/// Whose memory an end of a copy is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum End {
+    Host,
+    Device,
+}
+
 /// The directions that a test keeps from starting: a bit each.
 pub(crate) static HELD: AtomicU8 = AtomicU8::new(0);
 
@@ -71,40 +79,128 @@ struct Lane {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<(u64, Op)>,
+    /// What is being done.
+    current: Option<Op>,
     pushed: u64,
     done: u64,
+    /// Who wants to know when a number is done.
+    stamps: Vec<(u64, Arc<Stamp>)>,
     thread: Option<JoinHandle<()>>,
     ended: bool,
 }
 
 /// What a direction does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// Moves bytes.
     Copy { from: u64, len: u64, to: u64 },
-    /// Writes one value.
-    Fill { to: u64, len: u64, value: u8 },
+    /// Writes a value again and again.
+    Fill { to: u64, len: u64, value: [u8; 4] },
+    /// Does nothing until another stream has come to a place.
+    Wait { stream: Arc<Stream>, place: Place },
     /// Loses the device.
     Break(Status),
 }
 
-/// An event.
+impl Op {
+    /// Whether it reads or writes some of a range.
+    fn uses(&self, direction: Direction, end: End, start: u64, len: u64) -> bool {
+        let meets = |at: u64, some: u64| at < start + len && start < at + some;
+        let (source, target) = match direction {
+            Direction::ToDevice => (End::Host, End::Device),
+            Direction::ToHost => (End::Device, End::Host),
+            Direction::Within => (End::Device, End::Device),
+        };
+        match *self {
+            Self::Copy {
+                from,
+                len: some,
+                to,
+            } => (source == end && meets(from, some)) || (target == end && meets(to, some)),
+            Self::Fill { to, len: some, .. } => end == End::Device && meets(to, some),
+            Self::Wait { .. } | Self::Break(_) => false,
+        }
+    }
+}
+
+/// When a place in a stream was reached: when the last of its directions was.
 #[derive(Debug, Default)]
+pub(crate) struct Stamp(Mutex<(u8, u64)>);
+
+impl Stamp {
+    /// One direction has come there.
+    fn reached(&self) {
+        // Nanoseconds since this library was first asked for the time. Never 0, which to the card means that there is no time yet.
+        static START: OnceLock<Instant> = OnceLock::new();
+        let now = START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1;
+        let mut stamp = self.0.lock();
+        stamp.0 += 1;
+        stamp.1 = stamp.1.max(now);
+    }
+
+    fn nanos(&self) -> Option<u64> {
+        let (directions, nanos) = *self.0.lock();
+        (directions == 3).then_some(nanos)
+    }
+}
+
+/// What an event marks.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) place: Place,
+    stamp: Option<Arc<Stamp>>,
+}
+
+/// An event.
+#[derive(Debug)]
 pub(crate) struct Event {
+    takes_time: bool,
     /// Where it was recorded last.
-    pub(crate) recorded: Mutex<Option<(Arc<Stream>, Place)>>,
+    recorded: Mutex<Option<Mark>>,
 }
 
 impl Event {
+    /// A new event. It is not in the table yet.
+    pub(crate) fn new(takes_time: bool) -> Arc<Self> {
+        Arc::new(Self {
+            takes_time,
+            recorded: Mutex::default(),
+        })
+    }
+
+    /// Marks the end of what a stream has been given.
+    pub(crate) fn record(&self, stream: &Arc<Stream>) {
+        let stamp = self.takes_time.then(Arc::default);
+        let place = stream.mark(stamp.as_ref());
+        let stream = Arc::clone(stream);
+        *self.recorded.lock() = Some(Mark {
+            stream,
+            place,
+            stamp,
+        });
+    }
+
     /// Where it was recorded; a misuse when it was not.
-    pub(crate) fn place(&self, call: &str) -> Option<(Arc<Stream>, Place)> {
-        let place = self.recorded.lock().clone();
-        if place.is_none() {
+    pub(crate) fn mark(&self, call: &str) -> Option<Mark> {
+        let mark = self.recorded.lock().clone();
+        if mark.is_none() {
             runtime()
                 .journal
                 .misuse(format!("{call} of an event that was never recorded"));
         }
-        place
+        mark
+    }
+
+    /// When it was reached.
+    pub(crate) fn nanos(&self) -> Outcome<u64> {
+        if !self.takes_time {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        let mark = self.recorded.lock().clone().ok_or(Status::NOT_RECORDED)?;
+        mark.stamp
+            .and_then(|stamp| stamp.nanos())
+            .ok_or(Status::BUSY)
     }
 }
 
@@ -138,6 +234,42 @@ impl Stream {
         queue.waiting.push_back((sequence, op));
         lane.changed.notify_all();
         Ok(())
+    }
+
+    /// Has everything that is pushed from now on wait for a place in another stream.
+    pub(crate) fn wait_for(self: &Arc<Self>, stream: &Arc<Self>, place: Place) -> Outcome {
+        for direction in [Direction::ToDevice, Direction::ToHost, Direction::Within] {
+            let stream = Arc::clone(stream);
+            self.push(direction, Op::Wait { stream, place })?;
+        }
+        Ok(())
+    }
+
+    /// The end of what it has been given; the stamp will tell when it was reached.
+    fn mark(&self, stamp: Option<&Arc<Stamp>>) -> Place {
+        [0, 1, 2].map(|lane: usize| {
+            let mut queue = self.lanes[lane].queue.lock();
+            let pushed = queue.pushed;
+            match stamp {
+                Some(stamp) if queue.done < pushed => {
+                    queue.stamps.push((pushed, Arc::clone(stamp)));
+                }
+                Some(stamp) => stamp.reached(),
+                None => {}
+            }
+            pushed
+        })
+    }
+
+    /// Whether something that is not done uses some of a range.
+    pub(crate) fn uses(&self, end: End, start: u64, len: u64) -> bool {
+        let directions = [Direction::ToDevice, Direction::ToHost, Direction::Within];
+        directions.into_iter().any(|direction| {
+            let queue = self.lanes[direction as usize].queue.lock();
+            let waiting = queue.waiting.iter().map(|(_, op)| op);
+            let mut all = queue.current.iter().chain(waiting);
+            all.any(|op| op.uses(direction, end, start, len))
+        })
     }
 
     /// The end of what it has been given.
@@ -205,8 +337,9 @@ impl Stream {
             let (sequence, op) = {
                 let mut queue = lane.queue.lock();
                 loop {
-                    if let Some(next) = queue.waiting.pop_front() {
-                        break next;
+                    if let Some((sequence, op)) = queue.waiting.pop_front() {
+                        queue.current = Some(op.clone());
+                        break (sequence, op);
                     }
                     if queue.ended {
                         return;
@@ -222,7 +355,14 @@ impl Stream {
             if whole() {
                 self.execute(direction, op, &mut random);
             }
-            lane.queue.lock().done = sequence;
+            let mut queue = lane.queue.lock();
+            queue.current = None;
+            queue.done = sequence;
+            let reached = queue
+                .stamps
+                .extract_if(.., |(number, _)| *number <= sequence);
+            reached.for_each(|(_, stamp)| stamp.reached());
+            drop(queue);
             lane.changed.notify_all();
         }
     }
@@ -241,6 +381,8 @@ impl Stream {
             Op::Fill { to, len, value } => {
                 let _ = memory::fill(&self.device, to, len, value);
             }
+            // A device that is lost meanwhile waits for nothing.
+            Op::Wait { stream, place } => drop(stream.wait(place)),
             Op::Break(status) => self.device.lose(status),
         }
     }
