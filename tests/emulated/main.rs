@@ -4,4 +4,5 @@
 mod support;
 
 mod stranger_cuda;
+mod stranger_synapse;
 mod stranger_ucx;
