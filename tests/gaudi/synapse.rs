@@ -407,6 +407,40 @@ fn a_reset_ends_all_copies() {
     nothing_wrong();
 }
 
+/// To most calls of Synapse's it is a failure like any other that there is no device.
+#[test]
+fn a_device_that_the_program_releases_is_lost() {
+    if child("alone").is_none() {
+        return alone(this_test!(), &[]);
+    }
+    let stranger = Stranger::with_card();
+    let gaudi = gaudi();
+    let mut bench = Bench::new(&gaudi);
+    let address = stranger.allocate(1 << 20);
+    let mut bytes = vec![1; 1 << 20];
+    bench
+        .copy(host(&mut bytes), device(address), 1 << 20)
+        .expect("copied");
+    control("hold all");
+    for token in 0..4 {
+        bench
+            .begin(host(&mut bytes), device(address), 1 << 17, token)
+            .expect("begun");
+    }
+    bench.poll();
+    stranger.release();
+    bench.until(4);
+    for (_, result) in &bench.sink.done {
+        let error = result.as_ref().expect_err("lost");
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+        assert!(error.to_string().contains("was released"), "{error}");
+    }
+    let error = bench
+        .copy(host(&mut bytes), device(address), 8)
+        .expect_err("lost");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+}
+
 #[test]
 fn each_call_may_fail() {
     if child("alone").is_none() {

@@ -182,6 +182,16 @@ impl Device {
         }
     }
 
+    /// Whether an error of one of its calls means that whoever acquired it has released it. Most calls say no more of that than that they failed: then
+    /// it is asked whether there is a device.
+    pub(crate) fn was_released(&self, error: &Error) -> bool {
+        match Status::of(error) {
+            Some(Status::NO_DEVICE_FOUND | Status::UNINITIALIZED) => true,
+            Some(Status::FAIL) => matches!(self.0.synapse.attach(), Ok(None)),
+            _ => false,
+        }
+    }
+
     /// What it is.
     ///
     /// # Errors

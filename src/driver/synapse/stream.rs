@@ -156,6 +156,11 @@ impl Stream {
 }
 
 impl Event {
+    /// The device that it is of.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Whether its last record was reached. It must have been recorded. One call, a fraction of a microsecond.
     ///
     /// # Errors

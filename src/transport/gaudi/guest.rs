@@ -39,8 +39,8 @@ use crate::{
         hlthunk::{BusId, HlThunk},
         scal::{GLOBAL_HBM, Scal},
         synapse::{
-            Device, DeviceAllocation, DeviceType, Direction, Event, HostMapping, MAX_COPY, Status,
-            Stream, Synapse,
+            Device, DeviceAllocation, DeviceType, Direction, Event, HostMapping, MAX_COPY, Stream,
+            Synapse,
         },
     },
     error::{Error, ErrorKind, Result},
@@ -276,7 +276,7 @@ impl Inner {
     /// Runs with the device, unless it is closed.
     fn with<R>(&self, run: impl FnOnce(&Queues) -> Result<R>) -> Result<R> {
         match &*self.queues.read() {
-            Some(queues) => run(queues).map_err(|error| self.judge(error)),
+            Some(queues) => run(queues).map_err(|error| self.judge(&queues.device, error)),
             None => Err(Error::new(
                 ErrorKind::Closed,
                 "Synapse's device was given up",
@@ -291,12 +291,15 @@ impl Inner {
         before.is_some_and(|(start, length)| start.saturating_add(*length) > host)
     }
 
+    /// Whether a copy is done.
+    fn is_done(&self, mark: &Mark) -> Result<bool> {
+        let done = mark.is_done();
+        done.map_err(|error| self.judge(mark.event.device(), error))
+    }
+
     /// Takes note of an error that ends the device. One that its owner has released is gone as well.
-    fn judge(&self, error: Error) -> Error {
-        let gone = matches!(
-            Status::of(&error),
-            Some(Status::NO_DEVICE_FOUND | Status::UNINITIALIZED)
-        );
+    fn judge(&self, device: &Device, error: Error) -> Error {
+        let gone = device.was_released(&error);
         if error.kind() == ErrorKind::DeviceLost || gone {
             self.lost.store(true, SeqCst);
         }
@@ -423,8 +426,8 @@ impl Backend for Guest {
             let mut over = 0;
             for (place, mark) in marks.iter().enumerate() {
                 // One that is unknown is over.
-                let done = mark.as_ref().map_or(Ok(true), |mark| mark.is_done());
-                if done.map_err(|error| self.inner.judge(error))? {
+                let mark = mark.as_ref();
+                if mark.map_or(Ok(true), |mark| self.inner.is_done(mark))? {
                     over |= 1 << place;
                 }
             }
@@ -524,14 +527,7 @@ impl Queues {
                     Ok(true) => break,
                     // A device that is gone does nothing.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => return true,
-                    Err(error)
-                        if matches!(
-                            Status::of(&error),
-                            Some(Status::NO_DEVICE_FOUND | Status::UNINITIALIZED)
-                        ) =>
-                    {
-                        return true;
-                    }
+                    Err(error) if self.device.was_released(&error) => return true,
                     Err(error) if error.kind() == ErrorKind::Forked => return true,
                     _ if start.elapsed() >= limit => return false,
                     _ => thread::sleep(Duration::from_millis(1)),
@@ -562,8 +558,8 @@ impl Flight for Flown {
     }
 
     fn poll(&mut self) -> Result<bool> {
-        let done = self.mark.as_ref().map_or(Ok(true), |mark| mark.is_done());
-        done.map_err(|error| self.inner.judge(error))
+        let mark = self.mark.as_ref();
+        mark.map_or(Ok(true), |mark| self.inner.is_done(mark))
     }
 }
 
