@@ -560,12 +560,14 @@ impl Run {
             books.streams.len() - 1
         };
         let shelf = self.shelf.clone();
+        // Not so many pieces that it never comes to rest.
+        let piece = (1 + how as usize % 7000).max(total / 4000);
         let write = async move {
             let mut stream = endpoint.stream().await.map_err(std::io::Error::other)?;
             stream.write_all(&(number as u64).to_le_bytes()).await?;
             shelf.borrow_mut().streams[number].written = HEAD;
             let all = bytes(number as u64, total);
-            for part in all.chunks(1 + how as usize % 7000) {
+            for part in all.chunks(piece) {
                 match how & 0x10_0000 {
                     0 => stream.write_all(part).await?,
                     _ => stream
