@@ -22,6 +22,14 @@ fn kind_of(errno: i32) -> ErrorKind {
     }
 }
 
+/// Has a call fail, and with it the newer one that is asked first.
+fn fail(call: &str, nth: &str, errno: i32) {
+    control(&format!("fault {call}@{nth}={errno}"));
+    if call == "ibv_query_device" {
+        control(&format!("fault ibv_query_device_ex@{nth}={errno}"));
+    }
+}
+
 /// A context's build is told which call failed.
 #[test]
 fn a_device_that_cannot_be_opened_is_told_when_the_context_is_built() {
@@ -36,7 +44,7 @@ fn a_device_that_cannot_be_opened_is_told_when_the_context_is_built() {
         ] {
             for errno in ERRNOS {
                 control("clear");
-                control(&format!("fault {call}@1+={errno}"));
+                fail(call, "1+", errno);
                 let error = context("rc_verbs").map(drop).expect_err(call);
                 let text = error.to_string();
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");
@@ -52,7 +60,7 @@ fn a_device_that_cannot_be_opened_is_told_when_the_context_is_built() {
                 if call != "ibv_get_device_list" {
                     // One device of two: the other is used.
                     control("clear");
-                    control(&format!("fault {call}@1={errno}"));
+                    fail(call, "1", errno);
                     let context = context("rc_verbs").expect("one is left");
                     let two = Two::over_tcp(context).await.expect("connects");
                     two.talk(100_000).await.expect("talks");

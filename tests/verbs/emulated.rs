@@ -92,9 +92,24 @@ fn everything() -> Result<(), Error> {
 #[test]
 fn every_call_may_fail_and_leaves_nothing() {
     alone!();
+    every_call("ibv_query_gid_table");
+}
+
+/// A library without the newer tables is asked by the older calls.
+#[test]
+fn every_call_of_an_old_library_may_fail_and_leaves_nothing() {
+    alone!();
+    // It stays loaded from here on.
+    everything().expect("goes well");
+    control("old 1");
+    every_call("ibv_query_gid");
+}
+
+fn every_call(gids: &str) {
     everything().expect("goes well");
     all_gone();
     let calls = [
+        gids,
         "ibv_get_device_list",
         "ibv_open_device",
         "ibv_query_device",
@@ -119,12 +134,16 @@ fn every_call_may_fail_and_leaves_nothing() {
         ] {
             control("clear");
             control(&format!("fault {call}@1={errno}"));
+            if call == "ibv_query_device" {
+                // What the newer call does not tell, the older one is asked.
+                control(&format!("fault ibv_query_device_ex@1={errno}"));
+            }
             let error = everything().expect_err(call);
             let text = error.to_string();
             let name = call.trim_end_matches("_iova2");
             assert!(text.contains(name), "{call}: {text}");
-            // A queue says nothing of why.
-            if call != "ibv_poll_cq" {
+            // A queue says nothing of why, nor does a port of its GIDs.
+            if !matches!(call, "ibv_poll_cq" | "ibv_query_gid") {
                 assert_eq!(error.kind(), kind, "{call}: {text}");
             }
             all_gone();
@@ -316,8 +335,12 @@ fn misuse_of_objects_is_refused_before_the_library_sees_it() {
             quiet.arm(false).expect_err("no channel").kind(),
             ErrorKind::InvalidArgument
         );
+        let gid = ends[0].gid;
+        assert_eq!((gid.index, gid.kind), (0, GidKind::ROCE_V2));
         // Without the call for tables, the kernel's files tell the kind; there are none.
-        assert_eq!((ends[0].gid.index, ends[0].gid.kind), (0, GidKind::IB));
+        control("old 1");
+        let gid = End::open("emu0").gid;
+        assert_eq!((gid.index, gid.kind), (0, GidKind::IB));
     }
     all_gone();
 }

@@ -25,6 +25,25 @@ pub(crate) struct Context {
     pub(crate) abi_compat: usize,
 }
 
+/// `verbs_context` of rdma-core 44: what stands before the context that a program has. Those of newer versions are longer at the front.
+#[repr(C)]
+pub(crate) struct Extended {
+    pub(crate) query_port: usize,
+    pub(crate) _advise_to_create_wq: [usize; 23],
+    pub(crate) query_rt_values: usize,
+    pub(crate) create_cq_ex: usize,
+    pub(crate) private: usize,
+    pub(crate) query_device_ex: usize,
+    pub(crate) _flows: [usize; 4],
+    pub(crate) open_qp: usize,
+    pub(crate) create_qp_ex: usize,
+    pub(crate) _get_srq_num: usize,
+    pub(crate) create_srq_ex: usize,
+    pub(crate) _domains: [usize; 3],
+    pub(crate) size: usize,
+    pub(crate) context: Context,
+}
+
 #[repr(C)]
 pub(crate) struct Pd {
     pub(crate) context: *mut Context,
@@ -59,6 +78,28 @@ pub(crate) struct Cq {
     pub(crate) rest: [u64; 12],
 }
 
+/// `ibv_cq_ex`.
+#[repr(C)]
+pub(crate) struct CqEx {
+    pub(crate) base: Cq,
+    pub(crate) comp_mask: u32,
+    pub(crate) status: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) functions: [*const c_void; 18],
+}
+
+#[repr(C)]
+pub(crate) struct CqInitEx {
+    pub(crate) cqe: u32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut Channel,
+    pub(crate) comp_vector: u32,
+    pub(crate) wc_flags: u64,
+    pub(crate) comp_mask: u32,
+    pub(crate) flags: u32,
+    pub(crate) _parent_domain: usize,
+}
+
 #[repr(C)]
 pub(crate) struct Srq {
     pub(crate) context: *mut Context,
@@ -83,7 +124,24 @@ pub(crate) struct Qp {
     pub(crate) rest: [u64; 12],
 }
 
-#[derive(Clone, Copy)]
+/// `ibv_qp_ex`, as long as in the newest version.
+#[repr(C)]
+pub(crate) struct QpEx {
+    pub(crate) base: Qp,
+    pub(crate) comp_mask: u64,
+    pub(crate) wr_id: u64,
+    pub(crate) wr_flags: u32,
+    pub(crate) functions: [*const c_void; 22],
+}
+
+/// `ibv_data_buf`.
+#[repr(C)]
+pub(crate) struct DataBuf {
+    pub(crate) address: u64,
+    pub(crate) length: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Cap {
     pub(crate) max_send_wr: u32,
@@ -104,14 +162,59 @@ pub(crate) struct QpInit {
     pub(crate) sq_sig_all: i32,
 }
 
+/// `ibv_qp_init_attr_ex`, which begins as the plain struct does.
 #[repr(C)]
-pub(crate) struct SrqInit {
-    pub(crate) srq_context: *mut c_void,
+pub(crate) struct QpInitEx {
+    pub(crate) _plain: [u64; 7],
+    pub(crate) _sq_sig_all: i32,
+    pub(crate) comp_mask: u32,
+    pub(crate) pd: *mut Pd,
+    pub(crate) _xrcd_to_source: [u64; 7],
+    pub(crate) send_ops_flags: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SrqAttr {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) srq_limit: u32,
 }
 
+#[repr(C)]
+pub(crate) struct SrqInit {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
+}
+
+#[repr(C)]
+pub(crate) struct GidEntry {
+    pub(crate) gid: [u8; 16],
+    pub(crate) gid_index: u32,
+    pub(crate) port_num: u32,
+    pub(crate) gid_type: u32,
+    pub(crate) ndev_ifindex: u32,
+}
+
+/// `ibv_ah_attr`: the way to a peer's port.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Path {
+    /// Aligned to 8, as the union in the header is.
+    pub(crate) dgid: [u64; 2],
+    pub(crate) flow_label: u32,
+    pub(crate) sgid_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) dlid: u16,
+    pub(crate) sl: u8,
+    pub(crate) src_path_bits: u8,
+    pub(crate) static_rate: u8,
+    pub(crate) is_global: u8,
+    pub(crate) port_num: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct QpAttr {
     pub(crate) qp_state: u32,
@@ -124,10 +227,8 @@ pub(crate) struct QpAttr {
     pub(crate) dest_qp_num: u32,
     pub(crate) qp_access_flags: u32,
     pub(crate) cap: Cap,
-    /// `ah_attr`: 32 bytes, the first 16 the peer's GID.
-    pub(crate) dgid: [u64; 2],
-    pub(crate) path: [u64; 2],
-    pub(crate) alternative: [u64; 4],
+    pub(crate) path: Path,
+    pub(crate) alternative: Path,
     pub(crate) pkey_index: u16,
     pub(crate) alt_pkey_index: u16,
     pub(crate) en_sqd_async_notify: u8,
@@ -207,7 +308,20 @@ const _: () = {
     assert!(size_of::<Srq>() == 128 && offset_of!(Srq, srq_context) == 8);
     assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52);
     assert!(size_of::<QpInit>() == 64 && offset_of!(QpInit, cap) == 32);
-    assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, dgid) == 56);
+    assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, path) == 56);
+    assert!(size_of::<Path>() == 32 && offset_of!(Path, is_global) == 29);
+    assert!(size_of::<Extended>() == 648 && offset_of!(Extended, context) == 320);
+    assert!(offset_of!(Extended, size) == 320 - 8 && offset_of!(Extended, query_port) == 0);
+    assert!(offset_of!(Extended, create_srq_ex) == 320 - 40);
+    assert!(offset_of!(Extended, create_qp_ex) == 320 - 56);
+    assert!(offset_of!(Extended, query_device_ex) == 320 - 104);
+    assert!(offset_of!(Extended, create_cq_ex) == 320 - 120);
+    assert!(size_of::<CqEx>() == 288 && offset_of!(CqEx, functions) == 144);
+    assert!(size_of::<CqInitEx>() == 56 && offset_of!(CqInitEx, wc_flags) == 32);
+    assert!(size_of::<QpEx>() == 360 && offset_of!(QpEx, functions) == 184);
+    assert!(size_of::<QpInitEx>() == 136 && offset_of!(QpInitEx, pd) == 64);
+    assert!(offset_of!(QpInitEx, send_ops_flags) == 128);
+    assert!(size_of::<GidEntry>() == 32 && size_of::<SrqInit>() == 24);
     assert!(offset_of!(QpAttr, pkey_index) == 120 && offset_of!(QpAttr, rnr_retry) == 132);
     assert!(size_of::<SendWr>() == 128 && offset_of!(SendWr, wr) == 40);
     assert!(size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);

@@ -17,8 +17,9 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    abi::{Device, QpAttr},
-    exports::{TABLE, errno, null, struck},
+    abi::{Device, Path, QpAttr},
+    device::{TABLE, words},
+    plan::{errno, null, struck},
     world::{INIT, JOURNAL, RTR, RTS, counter, ring, take},
 };
 
@@ -703,19 +704,31 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             attr.pkey_index = 0;
             attr.port_num = 1;
             attr.qp_access_flags = 1;
-            crate::exports::TO_INIT
+            crate::queue::TO_INIT
         }
         RTR if peer != 0 => {
+            // SAFETY: a live identifier, whose address was written by this library, or is none.
+            let far = unsafe { address((&raw const (*id).dst_addr).cast()) };
+            let Some(far) = far.and_then(|far| device_of(*far.ip())) else {
+                return failed(libc::EINVAL);
+            };
+            attr.path = Path {
+                dgid: words(far),
+                hop_limit: 1,
+                is_global: 1,
+                port_num: 1,
+                ..Path::default()
+            };
             attr.path_mtu = 5;
             attr.dest_qp_num = peer;
             attr.max_dest_rd_atomic = 0;
-            crate::exports::TO_RTR
+            crate::queue::TO_RTR
         }
         RTS if peer != 0 => {
             attr.retry_cnt = 7;
             attr.rnr_retry = 7;
             attr.max_rd_atomic = 0;
-            crate::exports::TO_RTS
+            crate::queue::TO_RTS
         }
         _ => return failed(libc::EINVAL),
     };
