@@ -6,3 +6,4 @@ mod support;
 mod stranger_cuda;
 mod stranger_synapse;
 mod stranger_ucx;
+mod stranger_verbs;

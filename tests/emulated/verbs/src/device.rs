@@ -7,12 +7,11 @@ use std::{
     collections::{VecDeque, btree_map::Entry},
     ffi::{c_char, c_int},
     ptr,
-    sync::Once,
 };
 
 use crate::{
     abi::{AsyncEvent, Context, Device, GidEntry},
-    completion, extended,
+    completion, environment, extended,
     plan::{errno, null, plan, struck},
     post, wire,
     world::{ACKNOWLEDGED, ContextState, JOURNAL, WORLD, counter, take},
@@ -47,20 +46,13 @@ const fn device(digit: u8) -> Device {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Device {
+    environment::read();
     let none = match struck("ibv_get_device_list") {
         // No device, and no error.
         Some(0) => true,
         Some(code) => return null(code as c_int),
         None => false,
     };
-    static ENVIRONMENT: Once = Once::new();
-    ENVIRONMENT.call_once(|| {
-        let says = |name| std::env::var_os(name).is_some_and(|value| value == "1");
-        let mut world = WORLD.lock();
-        world.dmabuf |= says("EMULATED_VERBS_DMABUF");
-        world.late |= says("EMULATED_VERBS_LATE");
-        world.old |= says("EMULATED_VERBS_OLD");
-    });
     let devices = TABLE
         .0
         .iter()

@@ -12,7 +12,7 @@
 //!
 //! Programs that were linked against rdma-core's library run on it unchanged, where it has the name `libibverbs.so.1` in `LD_LIBRARY_PATH`: names
 //! have their versions (`build.rs` says where not), contexts have the table of rdma-core 44 before them, of which the calls for ports, devices, extended
-//! queues for completions and extended queue pairs are there. `EMULATED_VERBS_OLD=1` (or `old 1`) takes the table away, and the call for tables of
+//! queues for completions and extended queue pairs are there. `old 1` takes the table away, and the call for tables of
 //! GIDs, as in old libraries.
 //!
 //! # One process, and many
@@ -23,9 +23,14 @@
 //! other. Whoever dies, answers nothing: requests to it end after all tries, which takes no time. At most 255 processes are in a
 //! folder at once. Connections by address (`cm`) are within one process all the same.
 //!
+//! # Environment
+//! Read when the devices are first asked for: `EMULATED_VERBS_FAULTS` is a fault plan, `EMULATED_VERBS_JOURNAL` names a file that is written when the process
+//! ends (`live NUMBER`, `count NAME NUMBER`, `misuse WHAT`), and `DMABUF`, `LATE`, `LOST` and `OLD` with the same prefix and the value 1 are as
+//! below.
+//!
 //! # Control
 //! `wharf_emulated_verbs_control`: `fault LINES` (see `faults` of the common package; names are those of functions, and `completion` for the
-//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `dmabuf 1` (the devices take dma-bufs; so does `EMULATED_VERBS_DMABUF=1`), `late 1` (or `EMULATED_VERBS_LATE=1`) (the second half of what they write there comes when the same device reads, or the memory's driver flushes), `peermem 1` (memory of the emulated CUDA driver is registered by its address), `behind` (how many writes have not come), `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
+//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `dmabuf 1` (the devices take dma-bufs), `lost 1` (whatever is sent gets lost, and nobody tells), `late 1` (the second half of what they write there comes when the same device reads, or the memory's driver flushes), `peermem 1` (memory of the emulated CUDA driver is registered by its address), `behind` (how many writes have not come), `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
 //! not destroyed), `left` (the same, by kind), `old 1` (contexts that are opened then are as of an old library), `count FUNCTION`.
 //!
 //! # Safety
@@ -40,6 +45,7 @@ mod completion;
 mod completion_ex;
 mod control;
 mod device;
+mod environment;
 mod extended;
 mod frame;
 mod memory;

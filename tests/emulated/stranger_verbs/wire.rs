@@ -1,0 +1,160 @@
+//! What a process with emulated devices answers on its socket to one that sends it anything.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+};
+
+use super::{
+    Network,
+    raw::{ALL, Device, QUEUE_PAIR, attributes, connect, number, post_receive},
+};
+use crate::support::{Child, LIMIT, child, this_test};
+
+/// A frame: its length before it.
+fn frame(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes()[..], body].concat()
+}
+
+/// A request: kind 1, a number, nine numbers of 4 bytes and three of 8, and what is sent.
+fn request(sequence: u64, numbers: [u32; 9], address: u64, data: &[u8]) -> Vec<u8> {
+    let mut body = vec![1];
+    body.extend(sequence.to_le_bytes());
+    for number in numbers {
+        body.extend(number.to_le_bytes());
+    }
+    for number in [address, 0, 0] {
+        body.extend(number.to_le_bytes());
+    }
+    body.extend(data);
+    frame(&body)
+}
+
+/// The answer to a request: its number, and how it went.
+fn answer(stream: &mut UnixStream) -> (u64, u32) {
+    let mut bytes = [0; 21];
+    stream.read_exact(&mut bytes).expect("an answer");
+    let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes);
+    let length = word(0).expect("4 bytes");
+    assert!(length >= 17 && bytes[4] == 2, "{bytes:?}");
+    let mut rest = vec![0; length as usize - 17];
+    stream.read_exact(&mut rest).expect("what it brings");
+    let sequence = bytes[5..13].try_into().map(u64::from_le_bytes);
+    (sequence.expect("8 bytes"), word(17).expect("4 bytes"))
+}
+
+fn reach(folder: &Path) -> UnixStream {
+    let stream = UnixStream::connect(folder.join("1.socket")).expect("its socket");
+    stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+    stream
+}
+
+/// That the other end has closed it.
+#[track_caller]
+fn is_closed(mut stream: UnixStream) {
+    match stream.read(&mut [0; 64]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("it is not closed: {other:?}"),
+    }
+}
+
+/// The process goes on, whatever came; a good request is carried out after all of it.
+#[test]
+fn malformed_frames_end_the_connection_alone() {
+    if let Some(mut parent) = child("serves") {
+        let device = Device::open(0);
+        let qp = device.queue_pair(std::ptr::null_mut());
+        // The peer says that it is this one.
+        connect(qp, &attributes(0x77_0001, device.gid));
+        let region = device.register(ALL);
+        let piece = [region.piece(64)];
+        assert_eq!(post_receive(device.context, QUEUE_PAIR, qp, 9, &piece), 0);
+        parent.say(format!("{} {} {}", number(qp), region.addr, region.rkey));
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().expect("a runtime");
+        assert_eq!(runtime.block_on(parent.hear()), "end");
+        let ends = device.poll();
+        assert_eq!((ends.len(), ends[0].wr_id, ends[0].byte_len), (1, 9, 3));
+        return;
+    }
+    let network = Network::new();
+    let folder = network.folder();
+    let variables = [("EMULATED_VERBS_FOLDER", folder.to_str().expect("UTF-8"))];
+    let mut process = Child::start(this_test!(), "serves", &variables);
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    let told = runtime.block_on(process.hear());
+    let words: Vec<u64> = told
+        .split(' ')
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [qp, address, key] = words[..] else {
+        panic!("{told}");
+    };
+    let (qp, key) = (qp as u32, key as u32);
+    // From, to, device, first packet, opcode, flags, immediate data, length, key.
+    let send = |opcode: u32, length: u32| [0x77_0001, qp, 0, 7, opcode, 0, 0, length, key];
+    let good = request(1, send(2, 3), 0, b"abc");
+
+    for bytes in [
+        frame(&[]),
+        frame(&[0; 40]),
+        frame(&[9; 40]),
+        // No such kind; an answer and a word about receives, where nothing was asked.
+        frame(&[&[2][..], &[0; 16]].concat()),
+        frame(&[&[3][..], &[0; 12]].concat()),
+        // Longer than any message.
+        vec![0xff; 4],
+        // Cut short, and with more at the end.
+        frame(&good[4..40]),
+        frame(&[&good[4..], b"d"].concat()),
+        // No such request, flags that are none, and bytes where none are sent.
+        request(1, send(7, 0), 0, b""),
+        request(1, send(u32::MAX, 0), 0, b""),
+        request(1, [0x77_0001, qp, 0, 7, 2, 4, 0, 0, key], 0, b""),
+        request(1, send(4, 8), address, b"12345678"),
+        request(1, send(0, u32::MAX), address, b""),
+    ] {
+        let mut stream = reach(&folder);
+        stream.write_all(&bytes).expect("taken");
+        is_closed(stream);
+    }
+    // One that goes in the middle of a frame, and one that says nothing.
+    let mut stream = reach(&folder);
+    stream.write_all(&good[..20]).expect("taken");
+    drop(stream);
+    drop(reach(&folder));
+
+    // Well-formed, and about nothing: no such queue pair, not its peer, another device, other packets.
+    let mut stream = reach(&folder);
+    for (sequence, numbers) in [
+        (1, [0x77_0001, qp + 1, 0, 7, 2, 0, 0, 3, key]),
+        (2, [0x77_0002, qp, 0, 7, 2, 0, 0, 3, key]),
+        (3, [0x77_0001, qp, 1, 7, 2, 0, 0, 3, key]),
+        (4, [0x77_0001, qp, u32::MAX, 7, 2, 0, 0, 3, key]),
+        (5, [0x77_0001, qp, 0, 8, 2, 0, 0, 3, key]),
+    ] {
+        let bytes = request(sequence, numbers, 0, b"abc");
+        stream.write_all(&bytes).expect("taken");
+        assert_eq!(answer(&mut stream), (sequence, 12));
+    }
+    // In pieces, then two at once: the second finds no receive.
+    let (now, later) = good.split_at(30);
+    stream.write_all(now).expect("taken");
+    let both = [later, &request(2, send(2, 3), 0, b"def")].concat();
+    stream.write_all(&both).expect("taken");
+    assert_eq!(answer(&mut stream), (1, 0));
+    assert_eq!(answer(&mut stream), (2, u32::MAX));
+    // A read of what is there, of more, and of what begins nowhere; the second ends the queue pair.
+    let read = |address| request(3, send(4, 8), address, b"");
+    stream.write_all(&read(address)).expect("taken");
+    assert_eq!(answer(&mut stream), (3, 0));
+    stream.write_all(&read(u64::MAX)).expect("taken");
+    assert_eq!(answer(&mut stream), (3, 10));
+    stream.write_all(&read(address)).expect("taken");
+    assert_eq!(answer(&mut stream), (3, 12));
+    process.say("end");
+    process.finish();
+}
