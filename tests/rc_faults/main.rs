@@ -15,3 +15,4 @@ mod faults;
 mod gpudirect;
 #[path = "../device/own.rs"]
 mod own;
+mod two_processes;

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use crate::{
     driver::verbs::{Gid, Mtu, ReceiveRequest, SendFlags, SendRequest, Status},
-    link::{End, HASTY, Memory, Place, needs_machine, run},
-    support::{Child, child, this_test},
+    link::{End, HASTY, Memory, Place, devices, run},
+    support::{Child, Parent, child, this_test},
 };
 
 /// What one tells the other: where its queue pair is, and a piece of memory.
@@ -36,56 +36,74 @@ fn heard(line: &str) -> (Place, u64, u32) {
     (place, number(3), number(4) as u32)
 }
 
-/// Memory of the child is written and read, it sends, and is killed: the next write ends after all tries.
+async fn far(mut parent: Parent) {
+    let end = End::open(devices()[1]);
+    let queue_pair = end.queue_pair(None);
+    let memory = end.memory(8);
+    parent.say(told(end.place(&queue_pair), &memory));
+    let (place, ..) = heard(&parent.hear().await);
+    end.connect(&queue_pair, place, HASTY);
+    parent.say("connected");
+    assert_eq!(parent.hear().await, "written");
+    memory.check(1, 8);
+    memory.pattern(2);
+    let piece = [memory.piece(0..8)];
+    let mut send = [SendRequest::send(1, &piece, SendFlags::SIGNALED)];
+    post(&queue_pair, &mut send);
+    end.success().await;
+    parent.wait_for_death().await;
+}
+
+async fn near(mut parent: Parent) {
+    let end = End::open(devices()[0]);
+    let queue_pair = end.queue_pair(None);
+    let memory = end.memory(8);
+    let (place, address, key) = heard(&parent.hear().await);
+    end.connect(&queue_pair, place, HASTY);
+    let piece = [memory.piece(0..8)];
+    receive(&queue_pair, ReceiveRequest::new(4, &piece));
+    parent.say(told(end.place(&queue_pair), &memory));
+    assert_eq!(parent.hear().await, "connected");
+    let source = end.memory(8);
+    source.pattern(1);
+    let from = [source.piece(0..8)];
+    let write = SendRequest::write(1, &from, SendFlags::SIGNALED, address, key);
+    post(&queue_pair, &mut [write]);
+    end.success().await;
+    parent.say("written");
+    assert_eq!(end.success().await.id(), 4);
+    memory.check(2, 8);
+    parent.say("received");
+    assert_eq!(parent.hear().await, "killed");
+    post(&queue_pair, &mut [write]);
+    let ends = end.completions(1).await;
+    assert_eq!(ends[0].status(), Status::RETRY_EXC_ERR);
+}
+
+/// Memory of one is written, it sends, and is killed: the next write ends after all tries. Emulated devices are on one network by a folder.
 #[test]
-#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn a_killed_process_is_told_after_all_tries() {
-    needs_machine!();
-    if let Some(mut parent) = child("far") {
-        run(async {
-            let end = End::open("rxe1");
-            let queue_pair = end.queue_pair(None);
-            let memory = end.memory(8);
-            parent.say(told(end.place(&queue_pair), &memory));
-            let (place, ..) = heard(&parent.hear().await);
-            end.connect(&queue_pair, place, HASTY);
-            parent.say("connected");
-            assert_eq!(parent.hear().await, "written");
-            memory.check(1, 8);
-            memory.pattern(2);
-            let piece = [memory.piece(0..8)];
-            let mut send = [SendRequest::send(1, &piece, SendFlags::SIGNALED)];
-            post(&queue_pair, &mut send);
-            end.success().await;
-            parent.wait_for_death().await;
-        });
-        return;
+    if let Some(parent) = child("far") {
+        return run(far(parent));
     }
-    let mut child = Child::start(this_test!(), "far", &[]);
+    if let Some(parent) = child("near") {
+        return run(near(parent));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("UTF-8");
+    let start = |part| Child::start(this_test!(), part, &[("EMULATED_VERBS_FOLDER", folder)]);
+    let (mut far, mut near) = (start("far"), start("near"));
     run(async {
-        let end = End::open("rxe0");
-        let queue_pair = end.queue_pair(None);
-        let memory = end.memory(8);
-        let (place, address, key) = heard(&child.hear().await);
-        end.connect(&queue_pair, place, HASTY);
-        let piece = [memory.piece(0..8)];
-        receive(&queue_pair, ReceiveRequest::new(4, &piece));
-        child.say(told(end.place(&queue_pair), &memory));
-        assert_eq!(child.hear().await, "connected");
-        let far = end.memory(8);
-        far.pattern(1);
-        let from = [far.piece(0..8)];
-        let write = SendRequest::write(1, &from, SendFlags::SIGNALED, address, key);
-        post(&queue_pair, &mut [write]);
-        end.success().await;
-        child.say("written");
-        assert_eq!(end.success().await.id(), 4);
-        memory.check(2, 8);
-        child.kill();
-        post(&queue_pair, &mut [write]);
-        let ends = end.completions(1).await;
-        assert_eq!(ends[0].status(), Status::RETRY_EXC_ERR);
+        // Each hears what the other says.
+        near.say(far.hear().await);
+        far.say(near.hear().await);
+        near.say(far.hear().await);
+        far.say(near.hear().await);
+        assert_eq!(near.hear().await, "received");
+        far.kill();
+        near.say("killed");
     });
+    near.finish();
 }
 
 #[allow(unsafe_code, reason = "memory stays until the test's end")]
