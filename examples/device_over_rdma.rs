@@ -4,8 +4,8 @@
 //! Where the network device takes the accelerator's dma-bufs, it reads and writes device memory itself, at both ends; elsewhere the bytes stop in pinned
 //! fragments. `explain` says which; with `--direct` it fails where they would stop.
 //!
-//! Without an RDMA device it says why, and does the same in one process on the emulated library of the tests. The exit code tells whether all digests
-//! agree. `tests/rdma-vm/rdma-vm -- target/release/examples/device_over_rdma` shows it on the kernel's soft-RoCE devices.
+//! Without an RDMA device it says why, and does the same in one process on the emulated library of the tests; in two, where `EMULATED_VERBS_FOLDER` names
+//! a folder. The exit code tells whether all digests agree. `tests/rdma-vm/rdma-vm -- target/release/examples/device_over_rdma` shows it on the kernel's soft-RoCE devices.
 
 #[path = "common/accelerator.rs"]
 pub(crate) mod accelerator;
@@ -22,11 +22,13 @@ pub(crate) const TRANSPORTS: &str = "rc_verbs";
 /// Names the library of RDMA devices; read when it is loaded.
 const LIBRARY: &str = "WHARF_LIBIBVERBS";
 const EMULATED: &str = "libwharf_emulated_verbs.so";
+/// Names a folder by which emulated devices of several processes are on one network.
+const NETWORK: &str = "EMULATED_VERBS_FOLDER";
 
 fn main() -> ExitCode {
     let named = env::var(LIBRARY).unwrap_or_default();
     match devices() {
-        Ok(()) if named.ends_with(EMULATED) => {
+        Ok(()) if named.ends_with(EMULATED) && env::var_os(NETWORK).is_none() => {
             let arguments: Vec<String> = env::args().skip(1).collect();
             ended(alone(&arguments))
         }
@@ -72,7 +74,7 @@ fn again(library: &std::path::Path) -> Box<dyn std::error::Error + Send + Sync> 
     format!("starting again: {error}").into()
 }
 
-/// Both ends in this process: emulated devices reach no other.
+/// Both ends in this process: emulated devices reach no other by themselves.
 pub(crate) fn alone(arguments: &[String]) -> Outcome<()> {
     say(format_args!(
         "*** EMULATED: no RDMA device is in use, and both ends are in one process. ***"

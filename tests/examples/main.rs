@@ -271,7 +271,10 @@ fn a_library_that_is_named_is_not_replaced() {
 
 /// Plays a part of an example with two processes, if this is one of them: each is this test again.
 macro_rules! play {
-    ($example:ident) => {{
+    ($example:ident) => {
+        play!($example, false)
+    };
+    ($example:ident, $direct:literal) => {{
         use $example::{TRANSPORTS, accelerator, exchange};
         let device = match std::env::var(DEVICE) {
             Ok(name) if name == "gaudi" => accelerator::Vendor::Gaudi,
@@ -288,7 +291,7 @@ macro_rules! play {
                 let over = exchange::Over {
                     device,
                     transports: TRANSPORTS,
-                    direct: false,
+                    direct: $direct,
                 };
                 end(exchange::first(over, Path::new(&file()), second))
             }
@@ -446,12 +449,40 @@ fn device_over_rdma_direct() {
     for device in ["cuda", "rocm", "gaudi"] {
         for size in SIZES {
             let output = run(this_test!(), device, size, true, &variables);
-            let ways = [
-                "rendezvous, the receiver's devices read",
-                "the initiator's devices",
-                "put, in the other process: SHA-256 ",
-            ];
-            good(&output, &ways);
+            good(&output, &DIRECT);
+        }
+    }
+}
+
+const DIRECT: [&str; 3] = [
+    "rendezvous, the receiver's devices read",
+    "the initiator's devices",
+    "put, in the other process: SHA-256 ",
+];
+
+/// The same between two processes, whose emulated network devices are on one network.
+#[test]
+fn device_over_rdma_direct_between_processes() {
+    play!(device_over_rdma, true);
+    let libraries = [emulated::verbs(), emulated::hsa(), emulated::hlthunk()];
+    let [verbs, hsa, hlthunk] = libraries
+        .each_ref()
+        .map(|path| path.to_str().expect("UTF-8"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("UTF-8");
+    for device in ["cuda", "rocm", "gaudi"] {
+        let variables = [
+            (DEVICE, device),
+            ("WHARF_LIBIBVERBS", verbs),
+            ("WHARF_LIBHSA", hsa),
+            ("WHARF_LIBHLTHUNK", hlthunk),
+            ("EMULATED_VERBS_FOLDER", folder),
+            ("EMULATED_VERBS_DMABUF", "1"),
+            ("EMULATED_VERBS_LATE", "1"),
+        ];
+        for size in SIZES {
+            let output = run(this_test!(), "first", size, true, &variables);
+            good(&output, &DIRECT);
         }
     }
 }

@@ -235,6 +235,17 @@ impl Device {
         this
     }
 
+    /// All of it; nothing else was made.
+    pub(super) fn close(self) {
+        assert_eq!(call!(ibv_destroy_cq(self.cq => Raw) -> c_int), 0);
+        assert_eq!(
+            call!(ibv_destroy_comp_channel(self.channel => Raw) -> c_int),
+            0
+        );
+        assert_eq!(call!(ibv_dealloc_pd(self.pd => Raw) -> c_int), 0);
+        assert_eq!(call!(ibv_close_device(self.context => Raw) -> c_int), 0);
+    }
+
     pub(super) fn queue(&self, entries: c_int) -> Raw {
         call!(ibv_create_cq(self.context => Raw, entries => c_int, ptr::null_mut() => Raw, self.channel => Raw, 0 => c_int) -> Raw)
     }

@@ -1,6 +1,11 @@
-//! What a process with emulated devices answers on its socket to one that sends it anything.
+//! What a process with emulated devices answers on its socket to one that sends it anything, and when it has one.
+//!
+//! # Safety
+//! A forked child waits and ends, and calls nothing else.
+#![allow(unsafe_code)]
 
 use std::{
+    fs::{self, File},
     io::{ErrorKind, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
@@ -10,7 +15,7 @@ use super::{
     Network,
     raw::{ALL, Device, QUEUE_PAIR, attributes, connect, number, post_receive},
 };
-use crate::support::{Child, LIMIT, child, this_test};
+use crate::support::{Child, LIMIT, Parent, block_until, child, this_test};
 
 /// A frame: its length before it.
 fn frame(body: &[u8]) -> Vec<u8> {
@@ -72,9 +77,7 @@ fn malformed_frames_end_the_connection_alone() {
         let piece = [region.piece(64)];
         assert_eq!(post_receive(device.context, QUEUE_PAIR, qp, 9, &piece), 0);
         parent.say(format!("{} {} {}", number(qp), region.addr, region.rkey));
-        let runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = { runtime }.enable_all().build().expect("a runtime");
-        assert_eq!(runtime.block_on(parent.hear()), "end");
+        assert_eq!(hear(&mut parent), "end");
         let ends = device.poll();
         assert_eq!((ends.len(), ends[0].wr_id, ends[0].byte_len), (1, 9, 3));
         return;
@@ -157,4 +160,109 @@ fn malformed_frames_end_the_connection_alone() {
     assert_eq!(answer(&mut stream), (3, 12));
     process.say("end");
     process.finish();
+}
+
+/// Whether this process has the wire's thread.
+fn has_thread() -> bool {
+    let tasks = fs::read_dir("/proc/self/task").expect("a mounted /proc");
+    let names = tasks
+        .flatten()
+        .map(|task| fs::read_to_string(task.path().join("comm")));
+    { names }.any(|name| name.is_ok_and(|name| name == "emulated wire\n"))
+}
+
+/// Whether nobody has the first slot.
+fn is_free(folder: &Path) -> bool {
+    File::open(folder.join("1.lock"))
+        .expect("made once")
+        .try_lock()
+        .is_ok()
+}
+
+#[test]
+fn the_thread_ends_with_the_last_device() {
+    if child("opens").is_some() {
+        let folder = std::env::var_os("EMULATED_VERBS_FOLDER").expect("given");
+        let folder = Path::new(&folder);
+        for _ in 0..3 {
+            let devices = [Device::open(0), Device::open(1)];
+            // A thread gives itself its name, and is seen for a moment after it has ended.
+            block_until("the thread", has_thread);
+            assert!(!is_free(folder));
+            let [first, second] = devices;
+            first.close();
+            assert!(has_thread() && folder.join("1.socket").exists());
+            second.close();
+            assert!(is_free(folder));
+            block_until("the thread's end", || !has_thread());
+            assert!(!folder.join("1.socket").exists());
+        }
+        return;
+    }
+    let network = Network::new();
+    let folder = network.folder();
+    let variables = [("EMULATED_VERBS_FOLDER", folder.to_str().expect("UTF-8"))];
+    Child::start(this_test!(), "opens", &variables).finish();
+}
+
+/// What waits for a process that was killed is told so, though a child of it lives on with all that is inherited.
+#[test]
+fn a_forked_child_does_not_keep_the_wire_open() {
+    if let Some(mut parent) = child("forks") {
+        let _device = Device::open(0);
+        parent.say("open");
+        assert_eq!(hear(&mut parent), "fork");
+        // SAFETY: the child goes on to `wait_for_ever` alone.
+        match unsafe { libc::fork() } {
+            0 => wait_for_ever(),
+            pid => parent.say(pid),
+        }
+        hear(&mut parent);
+        return;
+    }
+    let network = Network::new();
+    let folder = network.folder();
+    let variables = [("EMULATED_VERBS_FOLDER", folder.to_str().expect("UTF-8"))];
+    let mut process = Child::start(this_test!(), "forks", &variables);
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    assert_eq!(runtime.block_on(process.hear()), "open");
+    // Taken, before it forks.
+    let mut stream = reach(&folder);
+    let numbers = [0x77_0001, 0x01_0001, 0, 7, 2, 0, 0, 0, 0];
+    stream
+        .write_all(&request(1, numbers, 0, b""))
+        .expect("taken");
+    assert_eq!(answer(&mut stream), (1, 12));
+    process.say("fork");
+    let pid: i32 = runtime
+        .block_on(process.hear())
+        .parse()
+        .expect("its number");
+    process.kill();
+    let refused = UnixStream::connect(folder.join("1.socket"));
+    let free = is_free(&folder);
+    let closed = stream.read(&mut [0; 1]);
+    // SAFETY: a number; the process is there until it is killed, as it waits for that.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    let refused = refused.expect_err("nobody listens").kind();
+    assert_eq!((refused, free), (ErrorKind::ConnectionRefused, true));
+    assert_eq!(closed.expect("an end"), 0);
+}
+
+/// Of a forked child, which ends by itself if nobody ends it.
+fn wait_for_ever() -> ! {
+    // SAFETY: calls that a child may make.
+    unsafe {
+        libc::alarm(60);
+        loop {
+            libc::pause();
+        }
+    }
+}
+
+fn hear(parent: &mut Parent) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    runtime.block_on(parent.hear())
 }

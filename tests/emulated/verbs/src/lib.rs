@@ -40,9 +40,11 @@
 mod abi;
 mod bytes;
 mod carry;
+mod children;
 mod cm;
 mod completion;
 mod completion_ex;
+mod connection;
 mod control;
 mod device;
 mod environment;
@@ -53,6 +55,7 @@ mod plan;
 mod post;
 mod queue;
 mod queue_ex;
+mod station;
 mod text;
 #[cfg(symbol_versions)]
 mod versions;
