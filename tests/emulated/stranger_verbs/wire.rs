@@ -77,9 +77,12 @@ fn malformed_frames_end_the_connection_alone() {
         let piece = [region.piece(64)];
         assert_eq!(post_receive(device.context, QUEUE_PAIR, qp, 9, &piece), 0);
         parent.say(format!("{} {} {}", number(qp), region.addr, region.rkey));
+        assert_eq!(hear(&mut parent), "receive");
+        assert_eq!(post_receive(device.context, QUEUE_PAIR, qp, 10, &piece), 0);
         assert_eq!(hear(&mut parent), "end");
         let ends = device.poll();
-        assert_eq!((ends.len(), ends[0].wr_id, ends[0].byte_len), (1, 9, 3));
+        let ends = ends.iter().map(|wc| (wc.wr_id, wc.byte_len));
+        assert!(ends.eq([(9, 3), (10, 3)]));
         return;
     }
     let network = Network::new();
@@ -150,6 +153,21 @@ fn malformed_frames_end_the_connection_alone() {
     stream.write_all(&both).expect("taken");
     assert_eq!(answer(&mut stream), (1, 0));
     assert_eq!(answer(&mut stream), (2, u32::MAX));
+    // One that waits for ever is told when there may be one, and no other; nor one that has gone.
+    let patient = request(4, [0x77_0001, qp, 0, 7, 2, 2, 0, 3, key], 0, b"ghi");
+    let mut gone = reach(&folder);
+    gone.write_all(&patient).expect("taken");
+    assert_eq!(answer(&mut gone), (4, u32::MAX));
+    drop(gone);
+    stream.write_all(&patient).expect("taken");
+    assert_eq!(answer(&mut stream), (4, u32::MAX));
+    process.say("receive");
+    let mut told = [0; 17];
+    stream.read_exact(&mut told).expect("a word");
+    let ready = [&[3][..], &4_u64.to_le_bytes(), &0x77_0001_u32.to_le_bytes()].concat();
+    assert_eq!(told[..], frame(&ready));
+    stream.write_all(&patient).expect("taken");
+    assert_eq!(answer(&mut stream), (4, 0));
     // A read of what is there, of more, and of what begins nowhere; the second ends the queue pair.
     let read = |address| request(3, send(4, 8), address, b"");
     stream.write_all(&read(address)).expect("taken");
@@ -240,9 +258,10 @@ fn a_forked_child_does_not_keep_the_wire_open() {
         .parse()
         .expect("its number");
     process.kill();
+    // The child may not have run yet: it closes this after the others.
+    let closed = stream.read(&mut [0; 1]);
     let refused = UnixStream::connect(folder.join("1.socket"));
     let free = is_free(&folder);
-    let closed = stream.read(&mut [0; 1]);
     // SAFETY: a number; the process is there until it is killed, as it waits for that.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
     let refused = refused.expect_err("nobody listens").kind();

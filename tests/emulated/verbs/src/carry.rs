@@ -5,15 +5,17 @@
 //! # Safety
 //! Memory is reached only where a live registration covers it; the program keeps what it registers mapped. See the crate.
 
+use std::time::Instant;
+
 use crate::{
     abi::Wc,
     frame::{Answer, Frame, Request},
     plan::struck,
     wire::To,
     world::{
-        ADD, CAS, ERR, Flight, Hungry, LOCAL_WRITE, READ, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE,
-        RTR, RTS, Receive, SEND, SEND_IMM, SIGNALED, SOLICITED, Send, WRITE, WRITE_IMM, World,
-        length_of,
+        ADD, CAS, ERR, Flight, Hungry, LOCAL_WRITE, QpState, READ, REMOTE_ATOMIC, REMOTE_READ,
+        REMOTE_WRITE, RTR, RTS, Receive, SEND, SEND_IMM, SIGNALED, SOLICITED, Send, Stage, WRITE,
+        WRITE_IMM, World, length_of,
     },
 };
 
@@ -95,7 +97,7 @@ impl World {
         };
         qp.state = ERR;
         // An answer that still comes is to nothing.
-        qp.flight = None;
+        (qp.flight, qp.patience) = (None, None);
         let sends: Vec<Send> = qp.sends.drain(..).collect();
         let receives: Vec<Receive> = qp.receives.drain(..).collect();
         let (cq, raw, context, shares) = (qp.recv_cq, qp.raw, qp.context(), qp.srq != 0);
@@ -224,8 +226,10 @@ impl World {
                 qp.flight = Some(Flight {
                     slot,
                     sequence,
-                    waits: false,
+                    stage: Stage::Asked,
                 });
+                let until = Instant::now() + qp.all_tries();
+                qp.patience.get_or_insert(until);
             }
             return Ok(false);
         }
@@ -460,7 +464,11 @@ impl World {
         match &mut qp.flight {
             Some(flight) if flight.slot == slot && flight.sequence == sequence => {
                 if answer == Answer::NotReady && patient {
-                    flight.waits = true;
+                    flight.stage = Stage::Waits;
+                    return Ok(());
+                }
+                if answer == Answer::Failed(status::RETRY) {
+                    self.unanswered(number);
                     return Ok(());
                 }
             }
@@ -476,7 +484,7 @@ impl World {
         if data.len() as u64 != awaited {
             return Err(());
         }
-        qp.flight = None;
+        (qp.flight, qp.patience) = (None, None);
         let Some(send) = qp.sends.pop_front() else {
             return Err(());
         };
@@ -504,7 +512,8 @@ impl World {
     pub(crate) fn ready(&mut self, slot: u32, number: u32, sequence: u64) {
         if let Some(qp) = self.qps.get_mut(&number)
             && qp.flight.as_ref().is_some_and(|flight| {
-                flight.waits && flight.slot == slot && flight.sequence == sequence
+                let this = flight.slot == slot && flight.sequence == sequence;
+                this && flight.stage == Stage::Waits
             })
         {
             qp.flight = None;
@@ -512,26 +521,62 @@ impl World {
         }
     }
 
-    /// No packet reaches the process in `slot`, nor comes from it: requests that are under way end after all tries.
+    /// No packet reaches the process in `slot`, nor comes from it.
     pub(crate) fn unreachable(&mut self, slot: u32) {
         if let Some(wire) = &mut self.wire {
             wire.outbox.retain(|(to, _)| *to != To::Process(slot));
         }
-        let of_it = |flight: &Flight| flight.slot == slot;
+        for number in self.under_way(|flight| flight.slot == slot) {
+            self.unanswered(number);
+        }
+    }
+
+    /// The queue pairs of which a request is under way.
+    fn under_way(&self, of: impl Fn(&Flight) -> bool) -> Vec<u32> {
         let all = self.qps.iter();
-        let under_way = all.filter(|(_, qp)| qp.flight.as_ref().is_some_and(of_it));
-        let numbers: Vec<u32> = under_way.map(|(number, _)| *number).collect();
+        let those = all.filter(|(_, qp)| qp.flight.as_ref().is_some_and(&of));
+        those.map(|(number, _)| *number).collect()
+    }
+
+    /// Nobody answers a request: it is sent again until it was often enough. Not at once, as its peer may still be on the way to where it
+    /// receives; and a peer that has all that it wants may be gone before this side has polled what was answered.
+    fn unanswered(&mut self, number: u32) {
+        if let Some(qp) = self.qps.get_mut(&number) {
+            let again = Instant::now() + qp.timeout();
+            if let Some(flight) = &mut qp.flight {
+                flight.stage = Stage::Unanswered(again);
+            }
+        }
+    }
+
+    /// Sends again what nobody answered, or ends it; when there is something next.
+    pub(crate) fn try_again(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let due = |qp: &QpState| match qp.flight.as_ref()?.stage {
+            // The last try's time may end before the next one.
+            Stage::Unanswered(again) => Some(qp.patience.map_or(again, |until| until.min(again))),
+            _ => None,
+        };
+        let is_due = |qp: &QpState| due(qp).is_some_and(|due| due <= now);
+        let all = self.qps.iter().filter(|(_, qp)| is_due(qp));
+        let numbers: Vec<u32> = all.map(|(number, _)| *number).collect();
         for number in numbers {
-            let send = self
-                .qps
-                .get_mut(&number)
-                .and_then(|qp| qp.sends.pop_front());
+            let Some(qp) = self.qps.get_mut(&number) else {
+                continue;
+            };
+            qp.flight = None;
+            if qp.patience.is_some_and(|until| until > now) {
+                self.progress_one(number);
+                continue;
+            }
+            let send = qp.sends.pop_front();
             if let Some(send) = send {
                 self.end_send(number, &send, status::RETRY);
             }
             self.fail(number);
+            self.progress();
         }
-        self.progress();
+        self.qps.values().filter_map(due).min()
     }
 
     /// Whoever asked by this connection is gone.

@@ -182,6 +182,7 @@ pub(crate) unsafe fn new(pd: *mut Pd, init: *mut QpInit, functions: Builders) ->
         untold: 0,
         building: None,
         flight: None,
+        patience: None,
     };
     world.qps.insert(number, state);
     qp.cast()
@@ -228,7 +229,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         (_, RESET) if mask == STATE => {
             state.sends.clear();
             state.receives.clear();
-            (state.used, state.untold, state.flight) = (0, 0, None);
+            (state.used, state.untold) = (0, 0);
+            (state.flight, state.patience) = (None, None);
             (state.attr, state.peer_device) = (QpAttr::default(), None);
             state.state = RESET;
             world.clean(number);

@@ -55,6 +55,12 @@ fn lock(folder: &Path) -> io::Result<(u32, File)> {
     Err(io::Error::from_raw_os_error(libc::EBUSY))
 }
 
+/// So many milliseconds, and no fewer.
+fn until(moment: Instant) -> i32 {
+    let rest = moment.saturating_duration_since(Instant::now());
+    i32::try_from(rest.as_millis()).map_or(i32::MAX, |rest| rest.saturating_add(1))
+}
+
 impl Station {
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         let (slot, file) = lock(folder)?;
@@ -97,7 +103,8 @@ impl Station {
             if stop {
                 break;
             }
-            self.turn(-1);
+            let next = WORLD.lock().try_again();
+            self.turn(next.map_or(-1, until));
         }
         // What others still wait for, unless they take nothing.
         let end = Instant::now() + Duration::from_secs(1);

@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
     io,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -87,8 +88,17 @@ pub(crate) struct World {
 pub(crate) struct Flight {
     pub(crate) slot: u32,
     pub(crate) sequence: u64,
+    pub(crate) stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stage {
+    /// Its answer is to come.
+    Asked,
     /// It found no receive, and is sent again when there may be one.
-    pub(crate) waits: bool,
+    Waits,
+    /// Nobody answers; it is sent again then.
+    Unanswered(Instant),
 }
 
 /// A request of another process's that found no receive.
@@ -187,6 +197,8 @@ pub(crate) struct QpState {
     pub(crate) building: Option<Vec<Send>>,
     /// The first of the sends, where another process has it.
     pub(crate) flight: Option<Flight>,
+    /// Until when that one is sent again if nobody answers.
+    pub(crate) patience: Option<Instant>,
 }
 
 pub(crate) struct Send {
@@ -436,7 +448,26 @@ pub(crate) fn length_of(pieces: &[Sge]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
+/// Real ones wait up to some hours.
+const MOST_PATIENT: Duration = Duration::from_secs(1);
+
 impl QpState {
+    /// How long a packet waits for its answer. No longer than tests have time for.
+    pub(crate) fn timeout(&self) -> Duration {
+        let nanos = match self.attr.timeout {
+            // For ever.
+            0 => u64::MAX,
+            code => 4096 << code.min(31),
+        };
+        Duration::from_nanos(nanos).min(MOST_PATIENT)
+    }
+
+    /// The same with all tries.
+    pub(crate) fn all_tries(&self) -> Duration {
+        let tries = u32::from(self.attr.retry_cnt) + 1;
+        (self.timeout() * tries).min(MOST_PATIENT)
+    }
+
     pub(crate) fn context(&self) -> usize {
         // SAFETY: a queue pair that is not destroyed; its context does not change.
         unsafe { (*(self.raw as *const crate::abi::Qp)).context as usize }
