@@ -11,7 +11,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// From `libibverbs.map` of rdma-core; that of what is private to its programs is the number of Debian 12 and Ubuntu 24.04.
+/// From `libibverbs.map` of rdma-core; that of what is private to its programs has the number of Debian 12's, 44:
+/// programs of a newer one that ask for it find another number, and do not start.
 const SCRIPT: &str = "
 IBVERBS_1.0 {};
 IBVERBS_1.1 {} IBVERBS_1.0;
