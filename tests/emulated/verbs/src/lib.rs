@@ -21,7 +21,7 @@
 //! queue pair there may be connected to one of another process, whose `emu0` and `emu1` have the same GIDs as this one's: its number
 //! tells whose it is. What is posted to it is carried out by a thread of that process (`wire`), one request of a queue pair after the
 //! other. Whoever dies, or is not where it receives, answers nothing: requests to
-//! it are sent again as their queue pair says, but for a second at most, and end. At most 255 processes are in a
+//! it are sent again as their queue pair says, but for half a second at most, and end. At most 255 processes are in a
 //! folder at once. Connections by address (`cm`) are within one process all the same.
 //!
 //! # Environment

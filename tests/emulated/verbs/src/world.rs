@@ -449,7 +449,7 @@ pub(crate) fn length_of(pieces: &[Sge]) -> u64 {
 }
 
 /// Real ones wait up to some hours.
-const MOST_PATIENT: Duration = Duration::from_secs(1);
+const MOST_PATIENT: Duration = Duration::from_millis(500);
 
 impl QpState {
     /// How long a packet waits for its answer. No longer than tests have time for.
