@@ -54,11 +54,6 @@ pub(crate) struct Hold {
 unsafe impl Sync for Hold {}
 
 impl Hip {
-    /// Whether streams can be held.
-    pub(crate) fn has_holds(self) -> bool {
-        self.api.hipStreamWaitValue64.is_some()
-    }
-
     /// Has a stream wait: what is queued in it from now on begins when the hold is opened or dropped. Some microseconds; the first of a device allocate.
     ///
     /// # Errors

@@ -87,15 +87,10 @@ pub(super) fn mark(library: Option<&Path>, place: DevicePlace) -> Result<Mark> {
 /// The stream, which [`Waiter::hold`] has wait.
 ///
 /// # Errors
-/// `Unsupported`: HIP is not in this process, or has no such streams.
+/// `Unsupported`: HIP is not in this process.
 pub(super) fn waiter(library: Option<&Path>, stream: DeviceStream) -> Result<Waiter> {
-    let hip = hip(library)?;
-    if !hip.has_holds() {
-        let text = "this HIP has no streams that wait for a word (hipStreamWaitValue64)";
-        return Err(Error::new(ErrorKind::Unsupported, text).over(NAME));
-    }
     Ok(Waiter {
-        hip,
+        hip: hip(library)?,
         raw: stream.raw,
     })
 }
