@@ -378,6 +378,22 @@ fn a_reset_ends_all_copies() {
     if child("alone").is_none() {
         return alone(this_test!(), &[]);
     }
+    copies_end_with(|_| drop(control("lose 17")), "lost");
+    control("release");
+    nothing_wrong();
+}
+
+/// To most calls of Synapse's it is a failure like any other that there is no device.
+#[test]
+fn a_device_that_the_program_releases_is_lost() {
+    if child("alone").is_none() {
+        return alone(this_test!(), &[]);
+    }
+    copies_end_with(Stranger::release, "was released");
+}
+
+/// What ends a device under copies ends them, with these words, and those that come later.
+fn copies_end_with(end: impl FnOnce(&Stranger), said: &str) {
     let stranger = Stranger::with_card();
     let gaudi = gaudi();
     let mut bench = Bench::new(&gaudi);
@@ -393,47 +409,12 @@ fn a_reset_ends_all_copies() {
             .expect("begun");
     }
     bench.poll();
-    control("lose 17");
+    end(&stranger);
     bench.until(8);
     for (_, result) in &bench.sink.done {
         let error = result.as_ref().expect_err("lost");
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    }
-    let error = bench
-        .copy(host(&mut bytes), device(address), 8)
-        .expect_err("lost");
-    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    control("release");
-    nothing_wrong();
-}
-
-/// To most calls of Synapse's it is a failure like any other that there is no device.
-#[test]
-fn a_device_that_the_program_releases_is_lost() {
-    if child("alone").is_none() {
-        return alone(this_test!(), &[]);
-    }
-    let stranger = Stranger::with_card();
-    let gaudi = gaudi();
-    let mut bench = Bench::new(&gaudi);
-    let address = stranger.allocate(1 << 20);
-    let mut bytes = vec![1; 1 << 20];
-    bench
-        .copy(host(&mut bytes), device(address), 1 << 20)
-        .expect("copied");
-    control("hold all");
-    for token in 0..4 {
-        bench
-            .begin(host(&mut bytes), device(address), 1 << 17, token)
-            .expect("begun");
-    }
-    bench.poll();
-    stranger.release();
-    bench.until(4);
-    for (_, result) in &bench.sink.done {
-        let error = result.as_ref().expect_err("lost");
-        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-        assert!(error.to_string().contains("was released"), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
     }
     let error = bench
         .copy(host(&mut bytes), device(address), 8)
