@@ -27,6 +27,8 @@
 //!
 //! A card that Synapse has in this process, because the program (PyTorch, say) acquired it, is used by Synapse, with all device memory that anybody in the process
 //! allocated on it; wharf neither acquires nor releases it. Gaudi 3 is copied to by Synapse alone: acquired by the program, or here when the program names it.
+//! Host memory that the program itself has mapped by `synHostMap` is not to be given to wharf by the same whole pages as long as it is: runtimes (that of 2024) answer
+//! a second mapping of one range with success and make none, and the first to unmap it takes it from both.
 //!
 //! It is open once in the process, whichever contexts use it, and given back when the last of them, of the buffers and of the workers is gone.
 //! Opening ends with a copy to the card, within it and back.
