@@ -4,18 +4,17 @@
 //! Freed memory is only named to the driver, which is what is tested.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
-use wharf::{Context, MemoryType, Worker, transport::cuda::CudaStream};
+use wharf::{MemoryType, Worker, transport::cuda::CudaStream};
 
 use crate::{
     alone::{child_with, is_child},
+    bench,
     domain::reset,
     error::ErrorKind,
     fixture::{
         Bench, DEVICE, accelerator, block_until, context, control, device_end, live, pinned_end,
     },
-    support::{LIMIT, this_test, watchdog},
+    support::this_test,
 };
 
 #[test]
@@ -132,19 +131,11 @@ fn a_new_worker_after_a_reset() {
     if !is_child() {
         return child_with(this_test!(), &[]);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
-        let builder = Context::builder().transports("self").expect("self");
-        let builder = builder.accelerator(Arc::new(accelerator()));
-        let context = builder.build().expect("a context");
+    bench::run(accelerator(), async |context, old| {
         let memory = async || {
             let memory = context.allocate_on(DEVICE, 64).await;
             memory.expect("memory")
         };
-        let old = Worker::new(&context).expect("a worker");
         let kept = old.copy(vec![1; 64], memory().await).await.expect("copied");
         reset(0);
         for _ in 0..2 {
@@ -159,7 +150,7 @@ fn a_new_worker_after_a_reset() {
         drop(kept);
         let error = old.copy(vec![4; 64], memory().await).await;
         assert!(error.is_err(), "still without it");
-    }));
+    });
 }
 
 #[test]

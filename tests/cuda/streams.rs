@@ -18,10 +18,11 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
+    bench,
     fixture::{accelerator, block_until, calls, control, pattern},
     order::expected,
     program::{CudaContext, Stream},
-    support::{LIMIT, Looks, this_test, watchdog},
+    support::{Looks, this_test},
 };
 
 const LEN: usize = 64 << 10;
@@ -35,15 +36,7 @@ struct Program {
 }
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce(Program) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
-        let builder = Context::builder().transports("self").expect("self");
-        let builder = builder.accelerator(Arc::new(accelerator()));
-        let context = builder.build().expect("a context");
-        let worker = Worker::new(&context).expect("a worker");
+    bench::run(accelerator(), async |context, worker| {
         let own = crate::fixture::context(0);
         let stream = own.enter().expect("enters").stream().expect("a stream");
         test(Program {
@@ -53,7 +46,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Program) -> F) {
             stream,
         })
         .await;
-    }));
+    });
 }
 
 impl Program {

@@ -1,15 +1,14 @@
 //! A program's own HIP streams behind copies.
 
-use std::sync::Arc;
-
-use wharf::{BufferMut, Context, MemoryType, Worker, transport::SendError};
+use wharf::{BufferMut, MemoryType, transport::SendError};
 
 use crate::{
     alone::is_child,
+    bench,
     error::ErrorKind,
     fixture::{Bench, Memory, accelerator, block_until, control, pattern},
     hip::{Hip, alone, stream},
-    support::{LIMIT, Looks, this_test, watchdog},
+    support::{Looks, this_test},
 };
 
 const LEN: usize = 4096;
@@ -182,15 +181,7 @@ fn a_copy_of_a_worker_is_queued() {
         return alone(this_test!(), &[]);
     }
     let hip = Hip::load();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
-        let builder = Context::builder().transports("self").expect("self");
-        let builder = builder.accelerator(Arc::new(accelerator()));
-        let context = builder.build().expect("a context");
-        let worker = Worker::new(&context).expect("a worker");
+    bench::run(accelerator(), async |context, worker| {
         let memory = async || -> BufferMut {
             let memory = context.allocate_on(MemoryType::Rocm(0), LEN).await;
             memory.expect("memory")
@@ -232,6 +223,6 @@ fn a_copy_of_a_worker_is_queued() {
             }
             block_until("the stream", || hip.holds(STREAM) == 0);
         }
-    }));
+    });
     assert_eq!(hip.words(), 1);
 }

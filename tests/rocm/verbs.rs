@@ -1,28 +1,13 @@
 //! A worker with it: no code of the upper layers knows ROCm.
 
-use std::{future::Future, sync::Arc};
-
-use wharf::{Access, Context, MemoryType, Tag, Worker};
+use wharf::{Access, MemoryType, Tag};
 
 use crate::{
     alone::{child_with, is_child},
+    bench::run,
     fixture::{accelerator, block_until, control, live, pattern},
-    support::{LIMIT, this_test, watchdog},
+    support::{LIMIT, this_test},
 };
-
-fn run<F: Future<Output = ()>>(test: impl FnOnce(Context, Worker) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
-        let builder = Context::builder().transports("self").expect("self");
-        let builder = builder.accelerator(Arc::new(accelerator()));
-        let context = builder.build().expect("a context");
-        let worker = Worker::new(&context).expect("a worker");
-        test(context, worker).await;
-    }));
-}
 
 #[test]
 fn every_verb_between_devices_and_the_host() {
@@ -31,7 +16,7 @@ fn every_verb_between_devices_and_the_host() {
             child_with(this_test!(), &[("EMULATED_HSA_BAR", bar)]);
             continue;
         }
-        run(|context, worker| async move {
+        run(accelerator(), |context, worker| async move {
             let address = worker.address().expect("an address");
             let endpoint = worker.connect(&address).await.expect("connects");
             for length in [1, 300, 5_000, 3_000_001] {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use wharf::{
-    MemoryType,
+    Context, MemoryType, Worker,
     memory::{DomainMemory, MemoryDomain},
     transport::{
         Registry, SendError,
@@ -23,8 +23,26 @@ use wharf::{
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    support::LIMIT,
+    support::{LIMIT, watchdog},
 };
+
+/// Runs a test with a context of this accelerator, and a worker, on a runtime of one thread.
+pub(crate) fn run<F: Future<Output = ()>>(
+    accelerator: impl Accelerator + 'static,
+    test: impl FnOnce(Context, Worker) -> F,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(watchdog(LIMIT, async {
+        let builder = Context::builder().transports("self").expect("self");
+        let builder = builder.accelerator(Arc::new(accelerator));
+        let context = builder.build().expect("a context");
+        let worker = Worker::new(&context).expect("a worker");
+        test(context, worker).await;
+    }));
+}
 
 /// What an engine reported.
 #[derive(Debug, Default)]
