@@ -203,20 +203,20 @@ impl Run {
     }
 
     pub(super) fn look_at_put(&mut self, number: usize) {
-        let (node, conn, at) = {
+        let (node, at) = {
             let books = self.shelf.borrow();
             let put = &books.puts[number];
             let shadow = &mut self.bed.nodes[put.node].shadow;
             shadow[put.at..put.at + put.length].copy_from_slice(&bytes(put.serial, put.length));
-            (put.node, put.conn, put.at)
+            (put.node, put.at)
         };
-        if !self.bed.conns[conn].is_hostile && !self.is_in_reach(node) {
+        if !self.is_in_reach(node) {
             self.look_at_slot(node, at / SLOT);
         }
     }
 
     /// Whether what a node has exposed may have been written by messages that were changed: each of its peers may write all of it.
-    pub(super) fn is_in_reach(&self, node: usize) -> bool {
+    fn is_in_reach(&self, node: usize) -> bool {
         let mut conns = self.bed.conns.iter();
         conns.any(|conn| conn.is_hostile && conn.nodes.contains(&node))
     }
