@@ -48,8 +48,7 @@
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use hmac_sha256::{HMAC, Hash};
 use zeroize::Zeroizing;
 
 use super::{
@@ -61,7 +60,10 @@ use super::{
     pake::{Pake, Share},
     wire::malformed,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::secret::same,
+};
 
 /// Random bytes that one end's share of a secret is made of.
 pub(crate) type Random = [u8; 64];
@@ -390,11 +392,12 @@ enum Prover {
 
 /// All that was said.
 #[derive(Clone)]
-struct Said(Sha256);
+struct Said(Hash);
 
 impl Said {
     fn new(medium: &str, hello: &[u8]) -> Self {
-        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 5"));
+        let mut this = Self(Hash::new());
+        this.0.update(b"wharf handshake 6");
         this.hear(medium.as_bytes());
         this.hear(hello);
         this
@@ -486,7 +489,7 @@ impl Both {
 
     /// A key for one use at this point.
     fn key(&self, prover: Prover, purpose: &[u8]) -> Agreed {
-        let said = self.said.0.clone().finalize();
+        let said = self.said.0.finalize();
         Zeroizing::new(hmac(&*self.chain, &[&[prover as u8], &said, purpose]))
     }
 
@@ -530,10 +533,9 @@ impl Both {
 
     /// There and back.
     fn encipher(&self, prover: Prover, content: &mut [u8]) {
-        let keyed = keyed(&*self.key(prover, b"cipher"));
+        let key = self.key(prover, b"cipher");
         for (index, block) in content.chunks_mut(32).enumerate() {
-            let mac = keyed.clone().chain_update((index as u64).to_le_bytes());
-            let stream = Zeroizing::<[u8; 32]>::new(mac.finalize().into_bytes().into());
+            let stream = Zeroizing::new(hmac(&*key, &[&(index as u64).to_le_bytes()]));
             block
                 .iter_mut()
                 .zip(stream.iter())
@@ -560,20 +562,10 @@ fn unequal() -> Error {
     Error::new(ErrorKind::AuthenticationFailed, text)
 }
 
-fn keyed(key: &[u8]) -> Hmac<Sha256> {
-    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
-}
-
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = keyed(key);
+    let mut mac = HMAC::new(key);
     parts.iter().for_each(|part| mac.update(part));
-    mac.finalize().into_bytes().into()
-}
-
-/// Takes the same time for all that differ.
-fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
-    let differing = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
-    std::hint::black_box(differing) == 0
+    mac.finalize()
 }
 
 #[cold]

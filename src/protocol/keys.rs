@@ -6,7 +6,7 @@
 use curve25519_dalek::MontgomeryPoint;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use graviola::key_agreement::x25519;
-use sha2::{Digest, Sha256};
+use hmac_sha256::Hash;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -21,9 +21,10 @@ pub(crate) struct PublicKey(pub(crate) [u8; 32]);
 impl PublicKey {
     /// The worker whose key it is.
     pub(crate) fn worker(&self) -> WorkerId {
-        let digest = Sha256::new_with_prefix(b"wharf worker")
-            .chain_update(self.0)
-            .finalize();
+        let mut digest = Hash::new();
+        digest.update(b"wharf worker");
+        digest.update(self.0);
+        let digest = digest.finalize();
         let mut id = [0; 16];
         id.copy_from_slice(&digest[..16]);
         WorkerId(id)

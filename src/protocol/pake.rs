@@ -14,7 +14,7 @@
 //! After draft-irtf-cfrg-cpace, with the names and lengths of this protocol.
 
 use curve25519_dalek::{RistrettoPoint, Scalar, ristretto::CompressedRistretto};
-use sha2::{Digest, Sha512};
+use hmac_sha256::{HKDF, HMAC};
 use zeroize::Zeroizing;
 
 use super::{keys::Agreed, wire::malformed};
@@ -32,12 +32,10 @@ pub(crate) struct Pake {
 impl Pake {
     /// `session` is unlike that of any other handshake, and the same at both ends; `random` is known to nobody else.
     pub(crate) fn new(secret: &[u8], session: &[u8; 32], random: &[u8; 64]) -> Self {
-        let chosen = Sha512::new_with_prefix(b"wharf CPace base")
-            .chain_update((secret.len() as u64).to_le_bytes())
-            .chain_update(secret)
-            .chain_update(session)
-            .finalize();
-        let base = RistrettoPoint::from_uniform_bytes(&chosen.into());
+        let mut chosen = Zeroizing::new([0; 64]);
+        let extracted = Zeroizing::new(HKDF::extract(session, secret));
+        HKDF::expand(&mut *chosen, *extracted, b"wharf CPace base");
+        let base = RistrettoPoint::from_uniform_bytes(&chosen);
         let own = Zeroizing::new(Scalar::from_bytes_mod_order_wide(random));
         let share = (base * *own).compress().to_bytes();
         Self { own, share }
@@ -58,14 +56,11 @@ impl Pake {
         if common.to_bytes() == [0; 32] {
             return Err(malformed("the peer's share of the secret is none"));
         }
-        let key = Sha512::new_with_prefix(b"wharf CPace key")
-            .chain_update(common.as_bytes())
-            .chain_update(first)
-            .chain_update(second)
-            .finalize();
-        let mut agreed = Agreed::default();
-        agreed.copy_from_slice(&key[..32]);
-        Ok(agreed)
+        let mut key = HMAC::new(common.as_bytes());
+        key.update(b"wharf CPace key");
+        key.update(first);
+        key.update(second);
+        Ok(Agreed::new(key.finalize()))
     }
 }
 

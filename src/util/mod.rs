@@ -1,6 +1,6 @@
 //! Small tools without a subject of their own.
 //!
-//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts, what is built in. Uses no other room.
+//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts, what is built in, how secrets are compared. Uses no other room.
 //! Tests: the models of the rooms that use them.
 
 pub(crate) mod by_id;
@@ -8,6 +8,7 @@ pub(crate) mod copy;
 pub(crate) mod features;
 pub(crate) mod lock;
 pub(crate) mod loom;
+pub(crate) mod secret;
 pub(crate) mod seldom;
 pub(crate) mod tally;
 pub(crate) mod waiters;

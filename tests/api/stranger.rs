@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use curve25519_dalek::{MontgomeryPoint, RistrettoPoint, Scalar, ristretto::CompressedRistretto};
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256, Sha512};
+use hmac_sha256::{HKDF, HMAC, Hash};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use wharf::{WorkerAddress, WorkerId};
 
@@ -82,8 +81,8 @@ impl Key {
 
 /// The id of the worker that has this key.
 pub(crate) fn worker(public: &[u8; 32]) -> WorkerId {
-    let hash = Sha256::new_with_prefix(b"wharf worker").chain_update(public);
-    WorkerId(hash.finalize()[..16].try_into().expect("16 bytes"))
+    let hash = Hash::hash(&[b"wharf worker", &public[..]].concat());
+    WorkerId(hash[..16].try_into().expect("16 bytes"))
 }
 
 /// The address of a worker, but that it leads to who has this key, at this Unix socket and nowhere else.
@@ -165,19 +164,18 @@ pub(crate) fn bytes_of(fields: &HashMap<u16, Vec<u8>>, id: u16) -> [u8; 32] {
 }
 
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length");
-    parts.iter().for_each(|part| mac.update(part));
-    mac.finalize().into_bytes().into()
+    HMAC::mac(parts.concat(), key)
 }
 
 /// Where a secret leads in the handshake of this client's key; and a share of it by this scalar.
 pub(crate) fn share(secret: &str, client: &[u8; 32], scalar: &Scalar) -> [u8; 32] {
-    let chosen = Sha512::new_with_prefix(b"wharf CPace base")
-        .chain_update((secret.len() as u64).to_le_bytes())
-        .chain_update(secret)
-        .chain_update(client)
-        .finalize();
-    (RistrettoPoint::from_uniform_bytes(&chosen.into()) * scalar)
+    let mut chosen = [0; 64];
+    HKDF::expand(
+        &mut chosen,
+        HKDF::extract(client, secret),
+        b"wharf CPace base",
+    );
+    (RistrettoPoint::from_uniform_bytes(&chosen) * scalar)
         .compress()
         .to_bytes()
 }
@@ -185,19 +183,15 @@ pub(crate) fn share(secret: &str, client: &[u8; 32], scalar: &Scalar) -> [u8; 32
 /// What two shares give who knows the scalar of one.
 pub(crate) fn shared(scalar: &Scalar, theirs: [u8; 32], first: &[u8], second: &[u8]) -> [u8; 32] {
     let point = CompressedRistretto(theirs).decompress().expect("a point");
-    let key = Sha512::new_with_prefix(b"wharf CPace key")
-        .chain_update((point * scalar).compress().as_bytes())
-        .chain_update(first)
-        .chain_update(second)
-        .finalize();
-    key[..32].try_into().expect("32 bytes")
+    let common = (point * scalar).compress();
+    hmac(common.as_bytes(), &[b"wharf CPace key", first, second])
 }
 
 /// What both ends know.
 #[derive(Clone)]
 pub(crate) struct Both {
     chain: [u8; 32],
-    said: Sha256,
+    said: Hash,
     own: Key,
     theirs: [u8; 32],
     /// The chain before the secret went into it.
@@ -208,11 +202,12 @@ impl Both {
     fn new(medium: &str, client_hello: &[u8], own: Key, theirs: [u8; 32]) -> Self {
         let mut this = Self {
             chain: [0; 32],
-            said: Sha256::new_with_prefix(b"wharf handshake 5"),
+            said: Hash::new(),
             own,
             theirs,
             before: [0; 32],
         };
+        this.said.update(b"wharf handshake 6");
         this.hear(medium.as_bytes());
         this.hear(client_hello);
         this.mix(this.own.agree(theirs));
@@ -237,10 +232,7 @@ impl Both {
     }
 
     fn key(&self, prover: u8, purpose: &[u8]) -> [u8; 32] {
-        hmac(
-            &self.chain,
-            &[&[prover], &self.said.clone().finalize(), purpose],
-        )
+        hmac(&self.chain, &[&[prover], &self.said.finalize(), purpose])
     }
 
     fn encipher(&self, prover: u8, bytes: &mut [u8]) {

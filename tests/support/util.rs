@@ -5,3 +5,5 @@
 
 #[path = "../../src/util/lock.rs"]
 pub(crate) mod lock;
+#[path = "../../src/util/secret.rs"]
+pub(crate) mod secret;

@@ -179,11 +179,8 @@ fn an_event_meets_a_registration_under_way() {
         event.join().expect("event");
         if let Some((slot, _)) = core.enter(pages(0, 0), ACCESS) {
             // SAFETY: just counted, and Ready.
-            assert_eq!(
-                unsafe { *slot.handle() },
-                1,
-                "the old pages are found after the event"
-            );
+            let handle = unsafe { *slot.handle() };
+            assert_eq!(handle, 1, "the old pages are found after the event");
         }
     });
 }
@@ -232,11 +229,8 @@ fn replace(reaped: bool, reopened: bool) {
         event.join().expect("event");
         if let Some((slot, _)) = core.enter(pages(0, 0), ACCESS) {
             // SAFETY: just counted, and Ready.
-            assert_eq!(
-                unsafe { *slot.handle() },
-                0,
-                "the union kept a page that went away"
-            );
+            let handle = unsafe { *slot.handle() };
+            assert_eq!(handle, 0, "the union kept a page that went away");
         }
     });
 }

@@ -23,12 +23,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac_sha256::HMAC;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{Shutdown, shutdown},
 };
-use sha2::Sha256;
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -37,6 +36,7 @@ use crate::{
         identity::identity,
     },
     types::Identity,
+    util::secret::same,
 };
 
 /// What a descriptor is wanted of.
@@ -150,14 +150,9 @@ impl Service {
 
     /// What lets another process fetch it.
     pub(crate) fn ticket(&self, wanted: Wanted) -> Ticket {
-        let mut proof = Proof::default();
-        let whole = mac(&self.secret, wanted).finalize().into_bytes();
-        for (to, from) in proof.iter_mut().zip(whole) {
-            *to = from;
-        }
         Ticket {
             service: self.name,
-            proof,
+            proof: proof(&self.secret, wanted),
         }
     }
 }
@@ -176,13 +171,11 @@ impl fmt::Debug for Service {
     }
 }
 
-fn mac(secret: &[u8; 32], wanted: Wanted) -> Hmac<Sha256> {
-    let mut key = [0; 64];
-    key[..32].copy_from_slice(secret);
-    // A whole block is a key of every HMAC.
-    let mut mac = Hmac::<Sha256>::new(&key.into());
-    mac.update(&wanted.bytes());
-    mac
+/// The first half of a code of what is wanted.
+fn proof(secret: &[u8; 32], wanted: Wanted) -> Proof {
+    let mut proof = Proof::default();
+    proof.copy_from_slice(&HMAC::mac(wanted.bytes(), secret)[..size_of::<Proof>()]);
+    proof
 }
 
 fn socket_name(service: &[u8; 16]) -> Vec<u8> {
@@ -256,11 +249,11 @@ fn answer(
         };
         got += count;
     }
-    let (mut proof, mut wanted) = (Proof::default(), [0; Wanted::LEN]);
-    proof.copy_from_slice(&question[..16]);
+    let (mut said, mut wanted) = (Proof::default(), [0; Wanted::LEN]);
+    said.copy_from_slice(&question[..16]);
     wanted.copy_from_slice(&question[16..]);
     let wanted = Wanted::from_bytes(&wanted);
-    if mac(secret, wanted).verify_truncated_left(&proof).is_err() {
+    if !same(&proof(secret, wanted), &said) {
         return refuse(socket, REFUSED, "this memory was not exported", deadline);
     }
     match make(wanted) {
