@@ -1,10 +1,6 @@
 //! Memory of a peer, as a program has it from the descriptor.
 
-use std::{
-    fmt,
-    ops::{Bound, RangeBounds},
-    sync::Arc,
-};
+use std::{fmt, ops::RangeBounds, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -15,6 +11,7 @@ use crate::{
     },
     sys::identity::identity,
     types::{Access, DeviceKey},
+    util::slicing::within,
     worker::rma::{Near, Target},
 };
 
@@ -125,24 +122,10 @@ impl RemoteRegion {
     /// When the range leaves the region, as with a slice.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(start) => start + 1,
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(end) => end + 1,
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.length,
-        };
-        assert!(
-            start <= end && end <= self.length,
-            "range {start}..{end} of a region of {} bytes",
-            self.length
-        );
+        let range = within(range, self.length);
         let mut part = self.clone();
-        part.offset += start as u64;
-        part.length = end - start;
+        part.offset += range.start as u64;
+        part.length = range.len();
         part
     }
 

@@ -9,7 +9,7 @@
 use std::{
     any::Any,
     fmt,
-    ops::{Bound, RangeBounds},
+    ops::{Range, RangeBounds},
     ptr::{self, NonNull},
     slice,
     sync::{
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{EndpointId, MemoryType},
-    util::copy::copy_slice,
+    util::{copy::copy_slice, slicing::within},
 };
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
@@ -256,24 +256,7 @@ impl Buffer {
     /// When the range ends before it begins or after the buffer's end.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let len = self.len();
-        let start = match range.start_bound() {
-            Bound::Included(start) => Some(*start),
-            Bound::Excluded(before) => before.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.checked_add(1),
-            Bound::Excluded(end) => Some(*end),
-            Bound::Unbounded => Some(len),
-        };
-        let (Some(start), Some(end)) = (start, end) else {
-            panic!("the range of a slice overflows");
-        };
-        assert!(
-            start <= end && end <= len,
-            "range {start}..{end} leaves a buffer of {len} bytes"
-        );
+        let Range { start, end } = within(range, self.len());
         Self(match &self.0 {
             Shared::Bytes(bytes) => Shared::Bytes(bytes.slice(start..end)),
             Shared::Segment {

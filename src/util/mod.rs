@@ -10,6 +10,7 @@ pub(crate) mod lock;
 pub(crate) mod loom;
 pub(crate) mod secret;
 pub(crate) mod seldom;
+pub(crate) mod slicing;
 pub(crate) mod tally;
 pub(crate) mod waiters;
 pub(crate) mod wake;

@@ -206,6 +206,29 @@ fn a_get_that_this_side_makes() {
     }
 }
 
+/// A network device has refused a short one of a device's memory: by messages it would stop in host memory, which the operation may forbid.
+#[test]
+fn a_short_get_that_may_not_stop() {
+    for (to_device, kind) in [
+        (true, ErrorKind::Unsupported),
+        (false, ErrorKind::AccessDenied),
+    ] {
+        let mut bed = Bed::new(100);
+        let key = get(&mut bed.core, 100, None);
+        let entry = bed.core.movers.ctx.operations.get(key).expect("there");
+        (entry.is_short, entry.to_device, entry.unstaged) = (true, to_device, true);
+        let refused = Error::new(ErrorKind::AccessDenied, "no such key");
+        assert!(bed.core.movers.piece_over(LINK, key, Err(refused)));
+        let Some(Outcome::Buffer {
+            result: Err(error), ..
+        }) = bed.core.take_outcome(key)
+        else {
+            panic!("to a device: {to_device}");
+        };
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+}
+
 /// Two blocks of 50 bytes, asked for by one request.
 fn blocks(bed: &mut Bed) -> OpKey {
     let blocks = vec![

@@ -524,6 +524,8 @@ pub(crate) struct Entry {
     pub(crate) one_sided: Option<Box<OneSided>>,
     /// They have a short put or get, which `one_sided` knows nothing of: in one piece, through the link's memory.
     pub(crate) is_short: bool,
+    /// Such a one is of a device's memory there: by messages it would stop in host memory.
+    pub(crate) to_device: bool,
 }
 
 /// How many boxes for work are kept. More than these at a time, some 128 KiB, and the allocator is asked: what a burst took is not held for good.
@@ -801,6 +803,7 @@ impl Entry {
             staged: None,
             one_sided: None,
             is_short: false,
+            to_device: false,
         }
     }
 

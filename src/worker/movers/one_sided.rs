@@ -181,7 +181,7 @@ impl Ctx {
             };
             match post_short(ways, pull, data, remote, key) {
                 Ok(sent) => {
-                    self.short_posted(key, length, sent);
+                    self.short_posted(key, length, target.on_device, sent);
                     return true;
                 }
                 Err(SendError::Full) => {}
@@ -217,12 +217,13 @@ impl Ctx {
 
     /// A short put or get was handed to the link, of which its entry alone knows.
     #[inline]
-    fn short_posted(&mut self, key: OpKey, length: usize, sent: Zcopy) {
+    fn short_posted(&mut self, key: OpKey, length: usize, to_device: bool, sent: Zcopy) {
         self.counts.one_sided.add(length);
         let Some(entry) = self.operations.get(key) else {
             return;
         };
         entry.is_short = sent == Zcopy::Pending;
+        entry.to_device = to_device;
         if let Work::Put(put) = &mut *entry.work {
             put.next = length;
             if sent == Zcopy::Done {
@@ -659,6 +660,12 @@ impl Movers {
             return false;
         };
         if entry.is_short {
+            let result = match result {
+                Err(error) if entry.to_device && leaves_it_to_messages(&error, &entry.work) => {
+                    Err(self.may_not_stop(key).unwrap_or(error))
+                }
+                other => other,
+            };
             self.ctx.short_over(link, key, result);
             return true;
         }
