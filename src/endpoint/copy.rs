@@ -192,10 +192,7 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
         });
         match begun {
             Ok((key, _)) => Entered::new(self.worker.handle(), key),
-            Err(error) => Entered::over(Outcome::Buffer {
-                result: Err(error),
-                buffer: Some(std::mem::take(&mut self.to)),
-            }),
+            Err(error) => Entered::refused(error, std::mem::take(&mut self.to)),
         }
     }
 }
@@ -254,7 +251,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         // It has failed, or its deadline has passed.
         let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
         Poll::Ready(Fetched::settle(Settled(outcome)).map(|buffer: B| {
-            let outcome = Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)));
+            let outcome = Outcome::Buffer(Ok(Arrival::unnamed(0)), buffer.into());
             let entered = Entered::over(outcome);
             Op::new(
                 copy.worker.handle(),

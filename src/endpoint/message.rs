@@ -328,7 +328,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let mut message = self.message.take()?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let unstaged = self.unstaged;
-        let over = |result, buffer| Some(Entered::over(Outcome::with(buffer, result)));
+        let over = |result, buffer| Some(Entered::over(Outcome::Buffer(result, buffer)));
         let context = &message.handle.shared.context;
         if let Err(error) = admit_target(context, &buffer, Operation::AmRecv) {
             return over(Err(error), buffer);

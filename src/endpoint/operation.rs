@@ -109,14 +109,8 @@ words!(u32 u64);
 /// What came into a buffer, and the buffer.
 pub(super) fn landed<B: ReceiveBuffer>(outcome: Outcome) -> Result<(Arrival, B), OpError<B>> {
     match outcome {
-        Outcome::Buffer {
-            result: Ok(arrival),
-            buffer: Some(buffer),
-        } => Ok((arrival, B::restore(buffer))),
-        Outcome::Buffer { result, buffer } => Err(OpError::new(
-            result.err().unwrap_or_else(wrong),
-            buffer.map(B::restore),
-        )),
+        Outcome::Buffer(Ok(arrival), buffer) => Ok((arrival, B::restore(buffer))),
+        Outcome::Buffer(Err(error), buffer) => Err(OpError::new(error, Some(B::restore(buffer)))),
         Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
         _ => Err(OpError::new(wrong(), None)),
     }
@@ -159,7 +153,7 @@ impl Entered {
     /// One that gives its buffer back, and ended before it began.
     #[cold]
     pub(crate) fn refused(error: Error, buffer: BufferMut) -> Self {
-        Self::over(Outcome::with(buffer, Err(error)))
+        Self::over(Outcome::Buffer(Err(error), buffer))
     }
 
     /// Begins what owns a buffer, which comes back where it cannot begin.
@@ -225,33 +219,13 @@ pub(super) fn poll_place(
             }
             engine.core.take_outcome(key)
         });
-        // An operation that cannot be stopped goes on without its future.
+        // An operation that cannot be stopped goes on without its future, and keeps its buffer.
         let outcome = outcome.flatten().unwrap_or_else(|| {
             shared.drop_future(key);
-            Outcome::Buffer {
-                result: Err(Deadline::error(operation)),
-                buffer: None,
-            }
+            Outcome::Done(Err(Deadline::error(operation)))
         });
         *place = None;
-        return Poll::Ready(match outcome {
-            Outcome::Buffer {
-                result: Err(error),
-                buffer: None,
-            } if matches!(
-                operation,
-                Operation::TagSend
-                    | Operation::AmSend
-                    | Operation::Put
-                    | Operation::Atomic
-                    | Operation::Signal
-                    | Operation::Flush
-            ) =>
-            {
-                Outcome::Done(Err(error))
-            }
-            outcome => outcome,
-        });
+        return Poll::Ready(outcome);
     }
     let mut outcome = std::task::ready!(shared.poll_outcome(cx, key));
     *place = None;

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::control::Signal,
-    types::{Access, OpKey, Priority, Tag},
+    types::{Access, OpKey, Priority},
     util::seldom::Seldom,
     worker::{
         aside::Deadline,
@@ -523,13 +523,12 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
 
     /// One that is over.
     fn ended(&mut self, result: Result<()>) -> Entered {
-        let buffer = self.buffer.take().map(Into::<BufferMut>::into);
-        let length = buffer.as_ref().map_or(0, BufferMut::len);
-        let (tag, from) = (Tag(0), self.endpoint.id());
-        Entered::over(Outcome::Buffer {
-            result: result.map(|()| Arrival { length, tag, from }),
-            buffer,
-        })
+        let Some(buffer) = self.buffer.take() else {
+            return Entered::Over;
+        };
+        // A get tells neither its length nor from where it is.
+        let result = result.map(|()| Arrival::unnamed(0));
+        Entered::over(Outcome::Buffer(result, buffer.into()))
     }
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> OpKey {

@@ -64,10 +64,8 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Result<()>),
-    Buffer {
-        result: Result<Arrival>,
-        buffer: Option<BufferMut>,
-    },
+    /// Of one that gives its buffer back.
+    Buffer(Result<Arrival>, BufferMut),
     Claimed(Result<Box<(Order, Unexpected)>>),
     /// The old value of an atomic operation.
     Value(u64),
@@ -102,30 +100,18 @@ impl Arrival {
 }
 
 impl Outcome {
-    /// Of an operation that gives its buffer back.
-    #[inline]
-    pub(crate) fn with(buffer: BufferMut, result: Result<Arrival>) -> Self {
-        Self::Buffer {
-            result,
-            buffer: Some(buffer),
-        }
-    }
-
     #[cfg(test)]
     pub(crate) fn is_failure(&self) -> bool {
         matches!(
             self,
-            Self::Done(Err(_)) | Self::Buffer { result: Err(_), .. } | Self::Claimed(Err(_))
+            Self::Done(Err(_)) | Self::Buffer(Err(_), _) | Self::Claimed(Err(_))
         )
     }
 
     /// Says which operation failed, if it did.
     pub(crate) fn during(&mut self, operation: Operation) {
-        if let Self::Done(Err(error))
-        | Self::Buffer {
-            result: Err(error), ..
-        }
-        | Self::Claimed(Err(error)) = self
+        if let Self::Done(Err(error)) | Self::Buffer(Err(error), _) | Self::Claimed(Err(error)) =
+            self
         {
             error.set_operation(operation);
         }
@@ -855,12 +841,7 @@ impl Entry {
     pub(crate) fn settle(&mut self, ended: Ended) -> Outcome {
         let result = match ended {
             Ended::Done(result) => result,
-            Ended::Lost(error) => {
-                return Outcome::Buffer {
-                    result: Err(error),
-                    buffer: None,
-                };
-            }
+            Ended::Lost(error) => return Outcome::Done(Err(error)),
             Ended::Claimed(message) => return Outcome::Claimed(Ok(message)),
             Ended::Value(value) => return Outcome::Value(value),
         };
@@ -882,7 +863,7 @@ impl Entry {
             }
             (_, result) => return Outcome::Done(result),
         };
-        Outcome::with(std::mem::take(buffer), arrival)
+        Outcome::Buffer(arrival, std::mem::take(buffer))
     }
 }
 

@@ -203,7 +203,7 @@ impl Core {
                     Stage::Failed(error) => Err(error),
                     Stage::Waiting | Stage::Entered(_) => return None,
                 };
-                Some(Outcome::with(receive.buffer, result))
+                Some(Outcome::Buffer(result, receive.buffer))
             }
         }
     }
@@ -278,10 +278,9 @@ mod tests {
 
     fn taken(core: &mut Core, key: OpKey) -> Vec<u8> {
         match core.take_outcome(key) {
-            Some(Outcome::Buffer {
-                result: Ok(arrival),
-                buffer: Some(buffer),
-            }) => buffer.as_slice().expect("the host's")[..arrival.length].to_vec(),
+            Some(Outcome::Buffer(Ok(arrival), buffer)) => {
+                buffer.as_slice().expect("the host's")[..arrival.length].to_vec()
+            }
             outcome => panic!("{outcome:?}"),
         }
     }
@@ -317,13 +316,7 @@ mod tests {
         send(&mut core, b"bytes");
         assert_eq!(taken(&mut core, keys[1]), b"bytes");
         let outcome = core.take_outcome(keys[0]);
-        assert!(matches!(
-            outcome,
-            Some(Outcome::Buffer {
-                result: Err(_),
-                buffer: Some(_)
-            })
-        ));
+        assert!(matches!(outcome, Some(Outcome::Buffer(Err(_), _))));
         assert_eq!(core.receives, 0);
     }
 }
