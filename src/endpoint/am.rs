@@ -22,7 +22,7 @@ use crate::{
         device::admit_source,
         door::Begun,
         engine::Engine,
-        operations::{self, SendStage},
+        operations::{self, SendStage, wrong},
         peer::Peer,
         verbs::am::{takes_header, try_am},
     },
@@ -32,7 +32,7 @@ use super::{
     Endpoint, Op,
     attempt::{Attempt, tried, try_send},
     handle::{ended, window},
-    operation::{Completion, Settled, wrong},
+    operation::{Completion, Settled},
     request::{First, Request, Verb},
 };
 

@@ -51,44 +51,39 @@ impl RemoteRegion {
     /// Adds, wrapping around; resolves to the old value.
     #[doc(alias("ucp_atomic_op_nbx", "UCP_ATOMIC_OP_ADD"))]
     #[doc(alias("ucp_atomic_fadd32", "ucp_atomic_fadd64"))]
-    pub fn fetch_add<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
+    pub fn fetch_add<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Add, value))
     }
 
     /// Ands; resolves to the old value.
     #[doc(alias = "UCP_ATOMIC_OP_AND")]
-    pub fn fetch_and<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
+    pub fn fetch_and<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::And, value))
     }
 
     /// Ors; resolves to the old value.
     #[doc(alias = "UCP_ATOMIC_OP_OR")]
-    pub fn fetch_or<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
+    pub fn fetch_or<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Or, value))
     }
 
     /// Exclusive ors; resolves to the old value.
     #[doc(alias = "UCP_ATOMIC_OP_XOR")]
-    pub fn fetch_xor<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
+    pub fn fetch_xor<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Xor, value))
     }
 
     /// Writes; resolves to the old value.
     #[doc(alias = "UCP_ATOMIC_OP_SWAP")]
     #[doc(alias("ucp_atomic_swap32", "ucp_atomic_swap64"))]
-    pub fn swap<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
+    pub fn swap<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Swap, value))
     }
 
     /// Writes `new` if the word is `expected`; resolves to the old value, which is `expected` if it was written.
     #[doc(alias = "UCP_ATOMIC_OP_CSWAP")]
     #[doc(alias("ucp_atomic_cswap32", "ucp_atomic_cswap64"))]
-    pub fn compare_swap<T: AtomicWord + Completion>(
-        &self,
-        offset: usize,
-        expected: T,
-        new: T,
-    ) -> Atomic<'_, T> {
+    pub fn compare_swap<T: AtomicWord>(&self, offset: usize, expected: T, new: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::compare_swap(expected, new))
     }
 

@@ -24,13 +24,13 @@ use crate::{
         device::admit_target,
         engine::Engine,
         inbox::{Arrived, Content, Front},
-        operations::{Arrival, Outcome},
+        operations::{Arrival, Outcome, wrong},
     },
 };
 
 use super::{
     Endpoint, Op,
-    operation::{Completion, Entered, Settled, landed, sealed, wrong},
+    operation::{Completion, Entered, Settled, landed, sealed},
 };
 
 /// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
@@ -274,9 +274,6 @@ impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
             buffer,
             len: arrival.length,
         })
-    }
-    fn of_error(error: Error) -> Self::Output {
-        Err(OpError::new(error, None))
     }
 }
 

@@ -26,13 +26,13 @@ use crate::{
         Handle,
         aside::{Deadline, Rare},
         door::Begun,
-        operations::{Arrival, Outcome},
+        operations::{Arrival, Outcome, wrong},
         shared::Shared,
         turn,
     },
 };
 
-use super::operation::{Completion, Entered, Front, Settled, poll_place, wrong};
+use super::operation::{Completion, Entered, Front, Settled, poll_place};
 
 /// An operation that was posted: it is on its way whether or not this is polled.
 ///

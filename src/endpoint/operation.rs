@@ -6,14 +6,14 @@ use std::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, OpError, Operation, Result},
+    error::{Error, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
-    types::{AtomicNarrow as _, OpKey},
+    types::{AtomicWord, OpKey},
     worker::{
         Handle,
         aside::Deadline,
         engine::Engine,
-        operations::{Arrival, Outcome},
+        operations::{Arrival, Outcome, wrong},
         shared::Shared,
     },
 };
@@ -37,7 +37,9 @@ pub trait Completion: sealed::Sealed + Unpin {
     }
     /// Of one that failed before it was anywhere.
     #[doc(hidden)]
-    fn of_error(error: Error) -> Self::Output;
+    fn of_error(error: Error) -> Self::Output {
+        Self::settle(Settled(Outcome::Done(Err(error))))
+    }
     /// Of a posted receive whose message is here. `None`: it is none.
     #[doc(hidden)]
     #[inline(always)]
@@ -57,19 +59,12 @@ pub struct Front(pub(crate) Arrival, pub(crate) BufferMut);
 #[derive(Debug)]
 pub struct Settled(pub(crate) Outcome);
 
-pub(super) fn wrong() -> Error {
-    Error::new(ErrorKind::InvalidArgument, "polled after completion")
-}
-
 impl sealed::Sealed for () {}
 impl Completion for () {
     type Output = Result<()>;
     #[inline(always)]
     fn of_value(_value: u64) -> Result<()> {
         Ok(())
-    }
-    fn of_error(error: Error) -> Result<()> {
-        Err(error)
     }
     #[inline]
     fn settle(outcome: Settled) -> Result<()> {
@@ -81,30 +76,22 @@ impl Completion for () {
     }
 }
 
-macro_rules! words {
-    ($($word:ty)*) => {$(
-        impl sealed::Sealed for $word {}
-        impl Completion for $word {
-            type Output = Result<$word>;
-            #[inline(always)]
-            fn of_value(value: u64) -> Result<$word> {
-                Ok(<$word>::narrow(value))
-            }
-            fn of_error(error: Error) -> Result<$word> {
-                Err(error)
-            }
-            #[inline(always)]
-            fn settle(outcome: Settled) -> Result<$word> {
-                match outcome.0 {
-                    Outcome::Value(value) => Ok(<$word>::narrow(value)),
-                    Outcome::Done(Err(error)) => Err(error),
-                    _ => Err(wrong()),
-                }
-            }
+impl<W: AtomicWord> sealed::Sealed for W {}
+impl<W: AtomicWord> Completion for W {
+    type Output = Result<W>;
+    #[inline(always)]
+    fn of_value(value: u64) -> Result<W> {
+        Ok(W::narrow(value))
+    }
+    #[inline(always)]
+    fn settle(outcome: Settled) -> Result<W> {
+        match outcome.0 {
+            Outcome::Value(value) => Ok(W::narrow(value)),
+            Outcome::Done(Err(error)) => Err(error),
+            _ => Err(wrong()),
         }
-    )*};
+    }
 }
-words!(u32 u64);
 
 /// What came into a buffer, and the buffer.
 pub(super) fn landed<B: ReceiveBuffer>(outcome: Outcome) -> Result<(Arrival, B), OpError<B>> {

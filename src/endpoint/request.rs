@@ -14,13 +14,18 @@ use crate::{
     error::{Error, Operation, Result},
     types::OpKey,
     util::seldom::Seldom,
-    worker::{aside::Deadline, door::Begun, engine::Engine, operations::Outcome},
+    worker::{
+        aside::Deadline,
+        door::Begun,
+        engine::Engine,
+        operations::{Outcome, wrong},
+    },
 };
 
 use super::{
     handle::Endpoint,
     op::Op,
-    operation::{Completion, Entered, Settled, wrong},
+    operation::{Completion, Entered, Settled},
 };
 
 /// What an operation is, and how it begins.

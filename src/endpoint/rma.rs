@@ -25,7 +25,7 @@ use crate::{
         device::{admit, admit_target, admit_unstaged},
         door::Begun,
         engine::Engine,
-        operations::{self, Arrival, Outcome, Work},
+        operations::{self, Arrival, Outcome, Work, wrong},
         rma::Target,
     },
 };
@@ -34,7 +34,7 @@ use super::{
     handle::{Endpoint, alive, window},
     layout::RemoteLayout,
     op::Op,
-    operation::{Completion, Entered, Settled, landed, sealed, wrong},
+    operation::{Completion, Entered, Settled, landed, sealed},
     region::RemoteRegion,
     request::{First, Request, Verb},
 };
@@ -422,9 +422,6 @@ impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
     type Output = Result<B, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
         landed(outcome.0).map(|(_, buffer)| buffer)
-    }
-    fn of_error(error: Error) -> Self::Output {
-        Err(OpError::new(error, None))
     }
 }
 

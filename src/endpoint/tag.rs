@@ -25,7 +25,7 @@ use crate::{
         direct::{DirectOutcome, Owed},
         door::Begun,
         engine::Engine,
-        operations::{self, Body, Outcome, SendStage, Unexpected, Work},
+        operations::{self, Body, Outcome, SendStage, Unexpected, Work, wrong},
         peer::Peer,
         receive::Posted,
         send::try_eager,
@@ -36,7 +36,7 @@ use super::{
     attempt::{Attempt, tried, try_send},
     handle::{Endpoint, ended, window},
     op::Op,
-    operation::{Completion, Entered, Front, Settled, landed, sealed, wrong},
+    operation::{Completion, Entered, Front, Settled, landed, sealed},
     request::{First, Rare, Request, Verb, poll_entered},
     worker::Worker,
 };
@@ -82,9 +82,6 @@ impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
         landed(outcome.0).map(|(arrival, buffer)| arrival.into_received(buffer))
-    }
-    fn of_error(error: Error) -> Self::Output {
-        Err(OpError::new(error, None))
     }
     #[inline(always)]
     fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {

@@ -20,7 +20,6 @@ pub(crate) mod text;
 
 pub use access::Access;
 pub use atomic::AtomicWord;
-pub(crate) use atomic::sealed::Sealed as AtomicNarrow;
 pub(crate) use atomic::{AtomicOp, AtomicRequest, Width};
 pub use device_key::DeviceKey;
 pub use identity::Identity;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use crate::{
-    error::{Error, Operation, Result},
+    error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, BufferMut, region::Exposed},
     protocol::{
         control::{self, Signal},
@@ -69,6 +69,11 @@ pub(crate) enum Outcome {
     Claimed(Result<Box<(Order, Unexpected)>>),
     /// The old value of an atomic operation.
     Value(u64),
+}
+
+/// Of a future that is polled after its end.
+pub(crate) fn wrong() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "polled after completion")
 }
 
 impl Arrival {

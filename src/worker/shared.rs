@@ -41,7 +41,7 @@ use crate::{
         connect::{Accepted, wireup::Wireup},
         engine::Engine,
         metrics::Dialling,
-        operations::Outcome,
+        operations::{Outcome, wrong},
         spin::{LingerPolicy, Spin, SpinPolicy, SpinRecord},
         turn,
     },
@@ -419,9 +419,7 @@ impl Shared {
                     return None;
                 }
                 let outcome = engine.core.take_outcome(key);
-                // Taken already; a future polled after its end.
-                let again = || Error::new(ErrorKind::InvalidArgument, "polled after completion");
-                Some(outcome.unwrap_or_else(|| Outcome::Done(Err(again()))))
+                Some(outcome.unwrap_or_else(|| Outcome::Done(Err(wrong()))))
             },
             |engine, waker| {
                 if let Some(slot) = engine.core.waker_of(key) {
