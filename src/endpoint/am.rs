@@ -344,6 +344,7 @@ impl fmt::Debug for AmSendCopy<'_> {
 /// # Cancel safety
 /// Messages that were started are delivered whether or not the sink is dropped.
 #[must_use = "a sink does nothing unless it is fed"]
+#[derive(Debug)]
 pub struct AmSink {
     endpoint: Endpoint,
     id: AmId,
@@ -495,15 +496,6 @@ impl Sink<(Buffer, Buffer)> for AmSink {
     }
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.poll_pending(cx)
-    }
-}
-
-impl fmt::Debug for AmSink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmSink")
-            .field("id", &self.id)
-            .field("pending", &self.pending.len())
-            .finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Copies within the process, between any two memories, in order with the program's own streams.
 
 use std::{
-    fmt,
     future::Future,
     marker::PhantomData,
     pin::Pin,
@@ -58,6 +57,7 @@ use super::{
 /// then. So do the places it comes after and the streams that come after it: they are the program's, and live until the operation is over.
 #[must_use = "a copy does nothing unless awaited or posted"]
 #[doc(alias = "cuMemcpyAsync")]
+#[derive(Debug)]
 pub struct CopyBuffer<'a, B: ReceiveBuffer + Unpin> {
     worker: &'a Worker,
     from: Buffer,
@@ -217,6 +217,7 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
 /// # Cancel safety
 /// As [`CopyBuffer`]: after the first poll the copy, and what it does for the streams, happens whether or not this is dropped.
 #[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
 pub struct Queued<'a, B: ReceiveBuffer + Unpin>(CopyBuffer<'a, B>);
 
 impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
@@ -263,12 +264,6 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
     }
 }
 
-impl<B: ReceiveBuffer + Unpin> fmt::Debug for Queued<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Queued").field(&self.0).finish()
-    }
-}
-
 /// Waits for a place in the program's own work; made by [`Worker::reached`].
 ///
 /// # Completion
@@ -287,15 +282,6 @@ impl Future for Reached<'_> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let reached = ready!(self.project().0.poll(cx));
         Poll::Ready(reached.map(drop).map_err(|error| error.into_parts().0))
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> fmt::Debug for CopyBuffer<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CopyBuffer")
-            .field("from", &self.from)
-            .field("to", &self.to)
-            .finish_non_exhaustive()
     }
 }
 

@@ -131,6 +131,7 @@ fn open(engine: &mut Engine, id: AmId, capacity: u32) -> Result<u64> {
 }
 
 /// An inbox that is open; dropping it closes it.
+#[derive(Debug)]
 struct Opened {
     handle: Arc<Handle>,
     id: AmId,
@@ -224,6 +225,7 @@ impl Opened {
 /// # Cancel safety
 /// `next().await` and [`AmInbox::recv`] are cancel safe: dropped before they resolve they take no message with them.
 #[must_use = "dropping an inbox refuses its messages"]
+#[derive(Debug)]
 pub struct AmInbox(Opened);
 
 impl AmInbox {
@@ -304,14 +306,6 @@ impl Stream for AmInbox {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
         self.0.poll_kept(cx)
-    }
-}
-
-impl fmt::Debug for AmInbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmInbox")
-            .field("id", &self.0.id)
-            .finish_non_exhaustive()
     }
 }
 
@@ -396,6 +390,7 @@ impl<F> fmt::Debug for AmRecvWith<'_, F> {
 
 /// A callback that receives active messages, until this is dropped; made by [`ActiveMessages::on_message`].
 #[must_use = "dropping it ends the callback"]
+#[derive(Debug)]
 pub struct AmHandler(Opened);
 
 impl AmHandler {
@@ -403,14 +398,6 @@ impl AmHandler {
     #[must_use]
     pub fn id(&self) -> AmId {
         self.0.id
-    }
-}
-
-impl fmt::Debug for AmHandler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmHandler")
-            .field("id", &self.0.id)
-            .finish_non_exhaustive()
     }
 }
 

@@ -286,6 +286,7 @@ impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
 /// It owns the message: dropped before its first poll it rejects an announced one; after it the transfer runs to its end into the buffer,
 /// which is freed then, and the message is gone. To wait for something else meanwhile, poll it by reference.
 #[must_use = "a receive does nothing unless awaited or posted"]
+#[derive(Debug)]
 pub struct AmReceive<B: ReceiveBuffer + Unpin> {
     handle: Arc<Handle>,
     message: Option<ActiveMessage>,
@@ -393,14 +394,6 @@ impl<B: ReceiveBuffer + Unpin> Future for AmReceive<B> {
                 .map(|outcome| AmReceived::settle(Settled(outcome))),
             None => Poll::Ready(Err(OpError::new(wrong(), None))),
         }
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> fmt::Debug for AmReceive<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmReceive")
-            .field("message", &self.message)
-            .finish_non_exhaustive()
     }
 }
 

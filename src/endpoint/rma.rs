@@ -409,13 +409,8 @@ impl fmt::Debug for Put<'_> {
 }
 
 /// What a posted get resolves to: the buffer. Never made; it names [`Op`]'s kind.
+#[derive(Debug)]
 pub struct Fetched<B>(PhantomData<fn() -> B>);
-
-impl<B> fmt::Debug for Fetched<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fetched")
-    }
-}
 
 impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {

@@ -147,6 +147,7 @@ impl fmt::Debug for Counter {
 /// # Cancel safety
 /// Cancel safe: it only reads.
 #[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
 pub struct Wait<'a> {
     counter: &'a Counter,
     at_least: u64,
@@ -229,15 +230,6 @@ impl Waiting {
         if let Some(key) = self.key.take() {
             counter.inner.region.exposed().remove_waiter(key);
         }
-    }
-}
-
-impl fmt::Debug for Wait<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wait")
-            .field("counter", self.counter)
-            .field("at_least", &self.at_least)
-            .finish_non_exhaustive()
     }
 }
 

@@ -69,6 +69,7 @@ use super::Endpoint;
     "UCP_FEATURE_STREAM",
     "ucp_stream_recv_flags_t"
 ))]
+#[derive(Debug)]
 #[pin_project]
 pub struct ByteStream {
     #[pin]
@@ -86,17 +87,20 @@ pub struct ByteReader {
 }
 
 /// The writing half of a [`ByteStream`].
+#[derive(Debug)]
 pub struct ByteWriter {
     inner: Arc<Inner>,
     record: SpinRecord,
 }
 
+#[derive(Debug)]
 struct Inner {
     endpoint: Endpoint,
     key: StreamKey,
 }
 
 /// The halves given to [`ByteReader::reunite`] are of two streams.
+#[derive(Debug)]
 pub struct ReuniteError(pub ByteReader, pub ByteWriter);
 
 impl Inner {
@@ -646,39 +650,11 @@ impl Future for WriteBuffer<'_> {
     }
 }
 
-impl fmt::Debug for ByteStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reader.inner.fmt_as("ByteStream", f)
-    }
-}
-
 impl fmt::Debug for ByteReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt_as("ByteReader", f)
-    }
-}
-
-impl fmt::Debug for ByteWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt_as("ByteWriter", f)
-    }
-}
-
-impl Inner {
-    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(name)
-            .field("endpoint", &self.endpoint.id())
-            .field("key", &self.key)
+        f.debug_struct("ByteReader")
+            .field("inner", &self.inner)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for ReuniteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReuniteError")
-            .field(&self.0)
-            .field(&self.1)
-            .finish()
     }
 }
 

@@ -764,6 +764,7 @@ pub struct MessageInfo {
 /// # Cancel safety
 /// Cancel safe: dropped before it resolves, it takes no message with it.
 #[must_use = "a matched receive does nothing unless awaited"]
+#[derive(Debug)]
 pub struct TagMatched<'a> {
     pub(super) handle: &'a Arc<Handle>,
     peer: Option<(LinkId, EndpointId)>,
@@ -793,15 +794,6 @@ impl<'a> TagMatched<'a> {
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
         self
-    }
-}
-
-impl fmt::Debug for TagMatched<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagMatched")
-            .field("tag", &self.tag)
-            .field("mask", &self.mask)
-            .finish_non_exhaustive()
     }
 }
 

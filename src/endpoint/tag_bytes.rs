@@ -1,7 +1,6 @@
 //! Tagged receives that allocate by the length of their message.
 
 use std::{
-    fmt,
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -57,6 +56,7 @@ impl Endpoint {
 /// # Cancel safety
 /// Cancel safe: dropped, it takes no message with it. One that had matched goes back to its place.
 #[must_use = "a receive does nothing unless awaited"]
+#[derive(Debug)]
 pub struct TagRecvBytes<'a> {
     matched: TagMatched<'a>,
     limit: usize,
@@ -137,14 +137,5 @@ impl Future for TagRecvBytes<'_> {
             }
             false => Poll::Pending,
         }
-    }
-}
-
-impl fmt::Debug for TagRecvBytes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagRecvBytes")
-            .field("matched", &self.matched)
-            .field("limit", &self.limit)
-            .finish_non_exhaustive()
     }
 }

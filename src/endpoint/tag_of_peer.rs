@@ -1,7 +1,6 @@
 //! Tagged receives that take a message of one peer alone, and end with it.
 
 use std::{
-    fmt,
     future::Future,
     marker::PhantomData,
     pin::Pin,
@@ -79,6 +78,7 @@ impl Endpoint {
 /// # Cancel safety
 /// Cancel safe: a receive that is dropped takes no message with it. One that had matched puts it back in its place.
 #[must_use = "a receive does nothing unless awaited or posted"]
+#[derive(Debug)]
 pub struct TagRecvFrom<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
     tag: Tag,
@@ -147,15 +147,5 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecvFrom<'_, B> {
             .insert(entered)
             .poll(cx, &mut this.deadline, Operation::TagRecv)
             .map(|outcome| Received::settle(Settled(outcome)))
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> fmt::Debug for TagRecvFrom<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagRecvFrom")
-            .field("endpoint", &self.endpoint.id())
-            .field("tag", &self.tag)
-            .field("mask", &self.mask)
-            .finish_non_exhaustive()
     }
 }

@@ -1038,7 +1038,7 @@ impl From<BytesMut> for BufferMut {
 /// future neither frees nor returns it before the transfer is over. It comes back with the result or with the error.
 ///
 /// Implemented by wharf's buffers and lists of them, `Vec<u8>` and `BytesMut`; not to be implemented elsewhere.
-pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
+pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + fmt::Debug + Send + 'static {
     /// The buffer as it was before it became a [`BufferMut`], without a copy. (Of a buffer that was something else, a copy.)
     fn restore(buffer: BufferMut) -> Self;
 }

@@ -1,6 +1,7 @@
 //! A worker's life: started on a runtime, shared by handles, stopped when it is told to or when the last handle goes.
 
 use std::{
+    fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -210,6 +211,12 @@ impl Drop for Stops {
         if !fork::forked() && !self.0.stopping.load(Ordering::Acquire) {
             Handle::stop(&self.0, self.1);
         }
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Handle").field(&self.shared.id).finish()
     }
 }
 
