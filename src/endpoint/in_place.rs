@@ -291,45 +291,33 @@ impl AmArrival<'_> {
         endpoint_of(self.handle, self.arrived.link, self.arrived.from)
     }
 
-    /// Header and payload in one, and where the second begins; `None` when it is announced.
+    /// Where it lies in place: header and payload in one, and where the second begins.
     #[inline]
-    fn whole(&self) -> Option<(BytesInPlace<'_>, usize)> {
-        Some(match &self.arrived.content {
-            Content::Inline {
-                header,
-                length,
-                bytes,
-            } => {
-                let bytes = bytes.get(..usize::from(*length)).unwrap_or(&[]);
-                (BytesInPlace::of_slice(bytes), usize::from(*header))
-            }
-            Content::Whole { header, bytes } => {
-                (BytesInPlace::of_slice(bytes), usize::from(*header))
-            }
+    fn in_place(&self) -> Option<(BytesInPlace<'_>, usize)> {
+        match &self.arrived.content {
             Content::InPlace { header, held } => {
-                (BytesInPlace::of_held(held), usize::from(*header))
+                Some((BytesInPlace::of_held(held), usize::from(*header)))
             }
-            Content::Announced(_) => return None,
-        })
+            _ => None,
+        }
     }
 
     /// The header that its sender gave.
     #[inline]
     #[must_use]
     pub fn header(&self) -> BytesInPlace<'_> {
-        if let Content::Announced(announced) = &self.arrived.content {
-            return BytesInPlace::of_slice(&announced.header);
-        }
-        let header = self.whole().and_then(|(all, header)| all.get(0..header));
-        header.unwrap_or_else(|| BytesInPlace::of_slice(&[]))
+        let header = self.in_place().and_then(|(all, header)| all.get(0..header));
+        header.unwrap_or_else(|| BytesInPlace::of_slice(self.arrived.content.parts().0))
     }
 
     /// The payload; `None` when it is announced.
     #[inline]
     #[must_use]
     pub fn data(&self) -> Option<BytesInPlace<'_>> {
-        let (all, header) = self.whole()?;
-        all.get(header..all.len())
+        match self.in_place() {
+            Some((all, header)) => all.get(header..all.len()),
+            None => self.arrived.content.parts().1.map(BytesInPlace::of_slice),
+        }
     }
 
     /// Length of the payload in bytes. Of an announced one as its sender says.

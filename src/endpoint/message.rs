@@ -16,7 +16,6 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
     types::{AmId, EndpointId, LinkId},
-    util::copy::copied,
     worker::{
         Handle,
         aside::Deadline,
@@ -83,13 +82,7 @@ impl ActiveMessage {
     #[inline]
     #[must_use]
     pub fn header(&self) -> &[u8] {
-        match &self.content {
-            Content::Inline { header, bytes, .. } => bytes.get(..usize::from(*header)),
-            Content::Whole { header, bytes } => bytes.get(..usize::from(*header)),
-            Content::Announced(announced) => Some(&announced.header[..]),
-            Content::InPlace { .. } => None,
-        }
-        .unwrap_or(&[])
+        self.content.parts().0
     }
 
     /// Length of the payload in bytes. Of an announced one as its sender says; nothing is allocated for it before it is received.
@@ -121,15 +114,7 @@ impl ActiveMessage {
     #[inline]
     #[must_use]
     pub fn data(&self) -> Option<&[u8]> {
-        match &self.content {
-            Content::Inline {
-                header,
-                length,
-                bytes,
-            } => bytes.get(usize::from(*header)..usize::from(*length)),
-            Content::Whole { header, bytes } => bytes.get(usize::from(*header)..),
-            Content::Announced(_) | Content::InPlace { .. } => None,
-        }
+        self.content.parts().1
     }
 
     /// The endpoint that it came from: [`Worker::endpoint`](super::Worker::endpoint) knows it by this name.
@@ -151,19 +136,11 @@ impl ActiveMessage {
     /// # Errors
     /// `Exhausted` when there is no memory for it, and what ends the connection.
     #[doc(alias("ucp_am_data_release", "UCP_AM_RECV_ATTR_FLAG_DATA"))]
-    pub fn bytes(mut self) -> AmBytes {
-        let announced = match &mut self.content {
-            Content::Inline { .. } | Content::InPlace { .. } => {
-                let data = copied(self.data().unwrap_or(&[]));
-                return AmBytes(Payload::Here(Some(Ok(data.into()))));
-            }
-            Content::Whole { header, bytes } => {
-                let header = usize::from(*header).min(bytes.len());
-                return AmBytes(Payload::Here(Some(Ok(bytes.slice(header..)))));
-            }
-            Content::Announced(announced) => announced.rts.length,
-        };
-        AmBytes(match zeroes(announced, Operation::AmRecv) {
+    pub fn bytes(self) -> AmBytes {
+        if let Some(bytes) = self.content.payload() {
+            return AmBytes(Payload::Here(Some(Ok(bytes))));
+        }
+        AmBytes(match zeroes(self.len() as u64, Operation::AmRecv) {
             Ok(buffer) => Payload::Arriving(Box::new(self.receive(buffer))),
             Err(error) => Payload::Here(Some(Err(error))),
         })
@@ -326,29 +303,19 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let mut message = self.message.take()?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let unstaged = self.unstaged;
-        let over = |result, buffer| Some(Entered::over(Outcome::Buffer(result, buffer)));
-        let context = &message.handle.shared.context;
-        if let Err(error) = admit_target(context, &buffer, Operation::AmRecv) {
-            return over(Err(error), buffer);
+        let handle = &message.handle;
+        if let Err(error) = admit_target(&handle.shared.context, &buffer, Operation::AmRecv) {
+            return Some(Entered::refused(error, buffer));
         }
-        if let Some(data) = message.data()
-            && buffer.is_on_device()
-            && data.len() <= buffer.len()
+        if buffer.is_on_device()
+            && message.len() <= buffer.len()
+            && let Some(data) = message.content.payload()
         {
-            let data = match &message.content {
-                Content::Whole { header, bytes } => bytes.slice(usize::from(*header)..),
-                _ => copied(data).into(),
-            };
             let of = (message.link, message.from);
             let begin = |engine: &mut Engine, buffer| {
                 engine.core.am_store(of, data.into(), (buffer, unstaged))
             };
-            return Some(Entered::begin(
-                &message.handle,
-                Operation::AmRecv,
-                buffer,
-                begin,
-            ));
+            return Some(Entered::begin(handle, Operation::AmRecv, buffer, begin));
         }
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data, message.from).map(|length| Arrival {
@@ -356,11 +323,11 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 tag: crate::Tag(0),
                 from: message.from,
             });
-            return over(result, buffer);
+            return Some(Entered::over(Outcome::Buffer(result, buffer)));
         }
         if message.len() > buffer.len() {
             let error = truncated(message.len() as u64, buffer.len());
-            return over(Err(error), buffer);
+            return Some(Entered::refused(error, buffer));
         }
         let Content::Announced(announced) = std::mem::take(&mut message.content) else {
             return None;
@@ -371,12 +338,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 .core
                 .am_fetch((link, from), id, announced.rts, (buffer, unstaged))
         };
-        Some(Entered::begin(
-            &message.handle,
-            Operation::AmRecv,
-            buffer,
-            begin,
-        ))
+        Some(Entered::begin(handle, Operation::AmRecv, buffer, begin))
     }
 }
 

@@ -161,6 +161,34 @@ impl Content {
         }
     }
 
+    /// The header, and the payload if it is here; neither of what lies where it arrived.
+    #[inline]
+    pub(crate) fn parts(&self) -> (&[u8], Option<&[u8]>) {
+        let (header, all) = match self {
+            Self::Inline {
+                header,
+                length,
+                bytes,
+            } => {
+                let all = bytes.get(..usize::from(*length));
+                (usize::from(*header), all.unwrap_or(bytes))
+            }
+            Self::Whole { header, bytes } => (usize::from(*header), &bytes[..]),
+            Self::Announced(announced) => return (&announced.header, None),
+            Self::InPlace { .. } => return (&[], None),
+        };
+        (all.get(..header).unwrap_or(&[]), all.get(header..))
+    }
+
+    /// The payload if it is here: of [`Content::Inline`] a copy.
+    pub(crate) fn payload(&self) -> Option<Bytes> {
+        let data = self.parts().1?;
+        Some(match self {
+            Self::Whole { bytes, .. } => bytes.slice_ref(data),
+            _ => copied(data).into(),
+        })
+    }
+
     /// The same in memory of its own.
     #[inline]
     pub(crate) fn kept(self) -> Self {
