@@ -6,7 +6,7 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, Bytes};
@@ -16,8 +16,10 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use crate::{
     error::{Operation, Result},
     memory::Buffer,
-    types::WorkerId,
+    types::{EndpointId, LinkId, WorkerId},
     worker::{
+        core::Core,
+        ctx::Ctx,
         device::{admit, admit_staging},
         engine::Engine,
         shared::Shared,
@@ -559,29 +561,36 @@ impl Endpoint {
     }
 }
 
+/// Waits for a stream that is opened or accepted.
+fn poll_stream(
+    endpoint: &Endpoint,
+    cx: &mut Context<'_>,
+    attempt: impl Fn(&mut Core, LinkId, EndpointId) -> Option<Result<StreamKey>>,
+    park: impl Fn(&mut Ctx, LinkId, &Waker),
+) -> Poll<Result<ByteStream>> {
+    let (link, id) = endpoint.place();
+    let begun = ready!(endpoint.shared().look(Operation::Stream, cx))?;
+    let found = begun.drive(
+        cx,
+        |engine| {
+            attempt(&mut engine.core, link, id).or_else(|| {
+                engine.progress();
+                attempt(&mut engine.core, link, id)
+            })
+        },
+        |engine, waker| park(engine.ctx(), link, waker),
+    );
+    found.map(|found| match found {
+        Ok(key) => Ok(ByteStream::new(endpoint, key)),
+        Err(error) => Err(error.during(Operation::Stream)),
+    })
+}
+
 impl Future for OpenStream<'_> {
     type Output = Result<ByteStream>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        let (link, id) = self.endpoint.place();
-        let shared = self.endpoint.shared();
-        let begun = ready!(shared.look(Operation::Stream, cx))?;
-        let opened = begun.drive(
-            cx,
-            |engine| {
-                let opened = engine.core.open_stream(link, id);
-                if opened.is_none() {
-                    engine.progress();
-                }
-                opened
-            },
-            |engine, waker| engine.ctx().wait_to_open(link, waker),
-        );
-        opened.map(|opened| {
-            opened
-                .map(|key| ByteStream::new(self.endpoint, key))
-                .map_err(|error| error.during(Operation::Stream))
-        })
+        poll_stream(self.endpoint, cx, Core::open_stream, Ctx::wait_to_open)
     }
 }
 
@@ -589,26 +598,7 @@ impl Future for AcceptStream<'_> {
     type Output = Result<ByteStream>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        let (link, id) = self.endpoint.place();
-        let shared = self.endpoint.shared();
-        let begun = ready!(shared.look(Operation::Stream, cx))?;
-        let accepted = begun.drive(
-            cx,
-            |engine| {
-                let accepted = engine.core.accept_stream(link, id);
-                if accepted.is_some() {
-                    return accepted;
-                }
-                engine.progress();
-                engine.core.accept_stream(link, id)
-            },
-            |engine, waker| engine.ctx().wait_to_accept(link, waker),
-        );
-        accepted.map(|accepted| {
-            accepted
-                .map(|key| ByteStream::new(self.endpoint, key))
-                .map_err(|error| error.during(Operation::Stream))
-        })
+        poll_stream(self.endpoint, cx, Core::accept_stream, Ctx::wait_to_accept)
     }
 }
 
