@@ -23,8 +23,7 @@ use crate::{
     sys::fork,
     trace,
     transport::{
-        Accelerator, Reach, Transport,
-        cma::Cma,
+        Accelerator, Reach, Transport, cma,
         loopback::Loopback,
         registry,
         tcp::{Tcp, TcpOptions},
@@ -598,7 +597,7 @@ impl Probed {
             };
             found.miss("cma", why, false);
         } else if config.transports.allows("cma")
-            && let Err(error) = Cma::probe_local()
+            && let Err(error) = cma::probe()
         {
             found.miss("cma", reason(&error), true);
         }
@@ -844,7 +843,7 @@ mod tests {
             };
             let builder = Context::builder().transport(Arc::new(pigeon));
             let context = build(builder.transports("pigeon,cma").unwrap(), &[]).unwrap();
-            assert_eq!(context.can_use("cma"), may && Cma::probe_local().is_ok());
+            assert_eq!(context.can_use("cma"), may && cma::probe().is_ok());
         }
     }
 

@@ -26,7 +26,7 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     transport::{
         DeviceInfo, Hold,
         channel::Channel,
@@ -105,11 +105,19 @@ pub struct PeerInfo {
 }
 
 /// A link that both ends agreed on and that [`Interface::attach`] of the same transport takes.
+#[derive(Debug)]
 pub struct Connected(pub Box<dyn Any + Send>);
 
-impl fmt::Debug for Connected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Connected")
+impl Connected {
+    /// What `transport` has put there.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is another transport's.
+    pub(crate) fn of<T: 'static>(self, transport: &'static str) -> Result<Box<T>> {
+        self.0.downcast().map_err(|_| {
+            let text = format!("a link of another transport was attached to {transport}");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
     }
 }
 
@@ -205,7 +213,7 @@ pub trait Link: Send + fmt::Debug {
     ) -> Result<Zcopy, SendError> {
         let _ = (id, header, prefix, payload, token);
         Err(SendError::Failed(Error::new(
-            crate::ErrorKind::Unsupported,
+            ErrorKind::Unsupported,
             "zero-copy send",
         )))
     }
@@ -244,7 +252,7 @@ pub trait Link: Send + fmt::Debug {
     fn share(&mut self, segment_id: u64, fd: BorrowedFd<'_>, length: u64) -> Result<(), SendError> {
         let _ = (segment_id, fd, length);
         Err(SendError::Failed(Error::new(
-            crate::ErrorKind::Unsupported,
+            ErrorKind::Unsupported,
             "sharing memory over this link",
         )))
     }

@@ -15,7 +15,6 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fmt,
     ptr::NonNull,
     sync::{
         Arc,
@@ -41,6 +40,7 @@ const TOKEN_SLOT: u32 = TRANSFERS as u32 - 1;
 const TOKEN_GENERATIONS: u64 = (u32::MAX >> TOKEN_SLOT_BITS) as u64;
 
 /// The words between two workers, as one of them sees them.
+#[derive(Debug)]
 pub(crate) struct Pair {
     memory: Arc<dyn SharedMemory>,
     words: NonNull<Words>,
@@ -388,14 +388,6 @@ impl Pair {
 fn mark(words: &Words, end: usize) -> &Mark {
     let rest = &words[MARK[end]..];
     rest.first_chunk().expect("as many")
-}
-
-impl fmt::Debug for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair")
-            .field("memory", &self.memory)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -26,38 +26,32 @@ use crate::{
 /// The name used in configuration and errors.
 pub(crate) const NAME: &str = "cma";
 
-/// The transport, as far as it exists without a peer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cma;
-
-impl Cma {
-    /// Whether this process may use the calls at all, tried on itself.
-    ///
-    /// # Errors
-    /// `Unsupported` or `PermissionDenied`, with the system's reason as the source.
-    pub(crate) fn probe_local() -> Result<()> {
-        let source = new_cookie()?;
-        let mut target: Cookie = [0; COOKIE];
-        let mut back: Cookie = [0; COOKIE];
-        let pid = std::process::id();
-        let (there, here) = (address_of(&source), target.as_mut_ptr());
-        // SAFETY: `target` has COOKIE bytes and is not otherwise in use.
-        unsafe { process_vm::read(pid, there, here, COOKIE) }
-            .and_then(|_| {
-                let there = back.as_mut_ptr().expose_provenance() as u64;
-                // SAFETY: `target` and `back` have COOKIE bytes, are this function's, and are not otherwise in use.
-                unsafe { process_vm::write(pid, there, target.as_ptr(), COOKIE) }
-            })
-            .map_err(|error| failed(error, 0))?;
-        if back == *source {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "process_vm_readv and process_vm_writev do not copy what they were asked to",
-        )
-        .over(NAME))
+/// Whether this process may use the calls at all, tried on itself.
+///
+/// # Errors
+/// `Unsupported` or `PermissionDenied`, with the system's reason as the source.
+pub(crate) fn probe() -> Result<()> {
+    let source = new_cookie()?;
+    let mut target: Cookie = [0; COOKIE];
+    let mut back: Cookie = [0; COOKIE];
+    let pid = std::process::id();
+    let (there, here) = (address_of(&source), target.as_mut_ptr());
+    // SAFETY: `target` has COOKIE bytes and is not otherwise in use.
+    unsafe { process_vm::read(pid, there, here, COOKIE) }
+        .and_then(|_| {
+            let there = back.as_mut_ptr().expose_provenance() as u64;
+            // SAFETY: `target` and `back` have COOKIE bytes, are this function's, and are not otherwise in use.
+            unsafe { process_vm::write(pid, there, target.as_ptr(), COOKIE) }
+        })
+        .map_err(|error| failed(error, 0))?;
+    if back == *source {
+        return Ok(());
     }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "process_vm_readv and process_vm_writev do not copy what they were asked to",
+    )
+    .over(NAME))
 }
 
 /// What this end has in its memory for the peer to read. The peer does it likewise, and both say what came of it:
@@ -314,7 +308,7 @@ mod tests {
 
     /// Whether the machine lets a test use the transport.
     fn usable() -> bool {
-        match Cma::probe_local() {
+        match probe() {
             Ok(()) => true,
             Err(error) => {
                 eprintln!("skipped: {error:?}");

@@ -21,11 +21,11 @@ use std::{
 
 use async_trait::async_trait;
 use mio::{Interest, unix::SourceFd};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{
     ErrorKind,
     error::{Error, Result},
+    sys::eventfd::EventFd,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, PeerInfo, Place, RawSlice,
         Reach, Registry, Role, SendError, Sink, Transport, Zcopy, channel::Channel,
@@ -75,8 +75,7 @@ impl Transport for Loopback {
     }
 
     fn open(&self) -> Result<Opened> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-            .map_err(|error| Error::io("creating an eventfd", error))?;
+        let bell = EventFd::new().map_err(|error| Error::io("creating an eventfd", error))?;
         let queue = Mutex::new(Queue {
             messages: VecDeque::new(),
             bytes: 0,
@@ -185,12 +184,7 @@ struct LoopbackInterface {
 
 impl Interface for LoopbackInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        connected.0.downcast::<ToSelf>().map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "a link of another transport was attached to self",
-            )
-        })?;
+        connected.of::<ToSelf>(Loopback::NAME)?;
         if !self.links.insert(id) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -376,8 +370,7 @@ impl LoopbackLink {
             lent,
         });
         if mem::take(&mut queue.armed) {
-            // Fails only when the counter is at its end, and then the fd is readable.
-            let _ = self.shared.bell.write(1);
+            self.shared.bell.ring();
         }
         Ok(())
     }

@@ -12,7 +12,7 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
 };
 
 use async_trait::async_trait;
@@ -69,14 +69,16 @@ impl ShmConnector {
         offer.extend_from_slice(&offer_body());
         let own_registered = membarrier::available();
         offer.push(own_registered.into());
-        send(channel, &offer, &[memory.as_fd(), bell.as_fd()]).await?;
+        channel
+            .send(&offer, &[memory.as_fd(), bell.as_fd()])
+            .await?;
         let (body, fds) = receive(channel).await?;
         let answer = take_answer(&body, fds);
         let (ringer, registered) = give_up_unless(channel, answer).await?;
         if registered && own_registered {
             segment.both_registered();
         }
-        send(channel, &[GO_ON], &[]).await?;
+        channel.send(&[GO_ON], &[]).await?;
         Ok((segment, bell, ringer))
     }
 
@@ -87,7 +89,7 @@ impl ShmConnector {
             take_offer(&body, fds, own_registered).and_then(|taken| Ok((taken, make_bell()?)));
         let ((segment, ringer), bell) = give_up_unless(channel, taken).await?;
         let answer = [GO_ON, own_registered.into()];
-        send(channel, &answer, &[bell.as_fd()]).await?;
+        channel.send(&answer, &[bell.as_fd()]).await?;
         let (_, fds) = receive(channel).await?;
         let [] = exactly(fds)?;
         Ok((segment, bell, ringer))
@@ -260,10 +262,6 @@ async fn give_up_unless<T>(channel: &mut Channel, outcome: Result<T>) -> Result<
         let _ = channel.send(&frame, &[]).await;
     }
     outcome
-}
-
-async fn send(channel: &mut Channel, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-    channel.send(frame, fds).await
 }
 
 /// The rest of a frame that says "go on".

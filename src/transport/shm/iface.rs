@@ -40,7 +40,10 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd},
-    transport::contract::{Connected, InPlace, Interface, Link, Registry, Sink, Taken, Wanted},
+    transport::{
+        contract::{Connected, InPlace, Interface, Link, Registry, Sink, Taken, Wanted},
+        shared_memory::SharedMemory,
+    },
     types::LinkId,
 };
 
@@ -106,14 +109,6 @@ struct Event {
     token: usize,
     readable: bool,
     writable: bool,
-}
-
-impl Entry {
-    /// Asks the peer to ring at its next message. What it returns is for [`before_the_look`].
-    #[must_use]
-    fn park(&mut self) -> bool {
-        self.consumer.park()
-    }
 }
 
 impl Entry {
@@ -305,7 +300,7 @@ impl ShmInterface {
     fn cool(&mut self, slot: usize) -> Look {
         let entry = &mut self.entries[slot];
         entry.idle = 0;
-        before_the_look(entry.park());
+        before_the_look(entry.consumer.park());
         if entry.consumer.room_is_wanted() {
             entry.peer.ringer.ring();
         }
@@ -493,13 +488,6 @@ impl ShmInterface {
 
 impl Interface for ShmInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        let Ok(established) = connected.0.downcast::<Established>() else {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "the link was set up by another transport",
-            )
-            .over(NAME));
-        };
         let Established {
             segment,
             bell,
@@ -507,7 +495,7 @@ impl Interface for ShmInterface {
             socket,
             process,
             name,
-        } = *established;
+        } = *connected.of::<Established>(NAME)?;
         socket
             .set_nonblocking(true)
             .map_err(|error| Error::io("preparing the peer's socket", error))?;
@@ -522,7 +510,7 @@ impl Interface for ShmInterface {
         });
         // SAFETY: the entry keeps the segment mapped; the `Established` is consumed, so this is its one consumer here.
         let consumer =
-            unsafe { Consumer::new(peer.segment.incoming(), peer.segment.may_be_calm()) };
+            unsafe { Consumer::new(peer.segment.incoming(), peer.segment.has_barriers()) };
         let entry = Entry {
             id,
             consumer,
@@ -547,7 +535,7 @@ impl Interface for ShmInterface {
         if self.armed {
             // The worker sleeps: arm the new link as well, and wake the worker if something is there already.
             let entry = &mut self.entries[slot];
-            before_the_look(entry.park());
+            before_the_look(entry.consumer.park());
             if entry.consumer.has_message() {
                 self.bell.ring();
             }
@@ -720,7 +708,7 @@ impl Interface for ShmInterface {
         }
         let mut calm = false;
         for &slot in &self.hot {
-            calm |= self.entries[slot].park();
+            calm |= self.entries[slot].consumer.park();
         }
         self.waiting.for_each(Waiter::ask);
         before_the_look(calm);

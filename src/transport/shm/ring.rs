@@ -210,7 +210,7 @@ impl Producer {
             (*content).header = header;
             copy_short(body.as_ptr(), (&raw mut (*content).body).cast(), body.len());
         }
-        let word = cell_word(self.tail, body.len(), id, Kind::Inline);
+        let word = Word::new(self.tail, body.len(), id, Kind::Inline);
         cell.word.store(word.0, Ordering::Release);
         self.tail += 1;
         self.own_more();
@@ -254,7 +254,7 @@ impl Producer {
                 copy_small(payload.as_ptr(), body.add(prefix.len()), payload.len());
             }
         });
-        Ok(self.publish(cell_word(self.tail, length, id, Kind::Inline)))
+        Ok(self.publish(Word::new(self.tail, length, id, Kind::Inline)))
     }
 
     /// Sends a body of at most [`MAX_BCOPY`] bytes, which the caller has checked. `true`: ring the consumer's doorbell.
@@ -303,7 +303,7 @@ impl Producer {
             true => Kind::Wide,
         };
         // The lines of the next body are not fetched here: that keeps those of this one from its reader.
-        Ok(self.publish(cell_word(self.tail, length, id, kind)))
+        Ok(self.publish(Word::new(self.tail, length, id, kind)))
     }
 
     /// Writes the word of the next cell and looks at `parked`.
@@ -336,11 +336,6 @@ impl Producer {
         self.area_head = area_head;
         Ok(())
     }
-}
-
-#[inline(always)]
-const fn cell_word(number: u64, length: usize, id: u8, kind: Kind) -> Word {
-    Word::new(number, length, id, kind)
 }
 
 /// A sender that waits for room, as its interface sees it (the producer itself belongs to the link).

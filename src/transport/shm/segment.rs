@@ -8,7 +8,6 @@
 //! the server, and the peer is gone once its process has ended, or its end of the socket was closed, which a worker does between two copies.
 
 use std::{
-    fmt,
     ptr::NonNull,
     sync::{
         OnceLock,
@@ -30,6 +29,7 @@ use crate::{
 };
 
 /// The segment between two workers, as one of them sees it.
+#[derive(Debug)]
 pub(crate) struct Segment {
     mapping: Mapping,
     role: Role,
@@ -64,11 +64,6 @@ impl Segment {
     /// Both ends have registered for barriers that the kernel makes every thread pass, and have said so.
     pub(crate) fn both_registered(&mut self) {
         self.calm = true;
-    }
-
-    /// Whether they have.
-    pub(crate) fn may_be_calm(&self) -> bool {
-        self.calm
     }
 
     /// The ring that this end sends into.
@@ -148,12 +143,4 @@ pub(super) fn ring(base: NonNull<u8>, direction: usize) -> RingMemory {
 fn at<T>(base: NonNull<u8>, offset: usize) -> NonNull<T> {
     // SAFETY: every offset of `layout` is inside `SEGMENT`, the length of the mapping (checked in `Segment::new`).
     unsafe { base.add(offset) }.cast()
-}
-
-impl fmt::Debug for Segment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Segment")
-            .field("role", &self.role)
-            .finish_non_exhaustive()
-    }
 }

@@ -27,6 +27,7 @@ use super::{
     layout::{
         AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, WORDS, Word, place,
     },
+    options::NAME,
     ring::Consumer,
     segment::{Segment, ring},
 };
@@ -44,6 +45,7 @@ use crate::{
             Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Taken,
             Transport, Wanted,
         },
+        shared_memory::SharedMemory,
     },
     types::{Identity, LinkId},
 };
@@ -988,8 +990,7 @@ fn bytes_without_a_descriptor_fail_the_link() {
         });
         let one = one
             .expect("connect")
-            .0
-            .downcast::<Established>()
+            .of::<Established>(NAME)
             .expect("of this transport");
         let _two = server
             .interface
@@ -1111,7 +1112,7 @@ fn a_bell_that_blocks_does_not_hold_the_sender() {
     let mapping = Mapping::of_received(segment.as_fd(), SEGMENT).expect("map");
     let own = Segment::new(mapping, Role::Client).expect("a segment");
     // SAFETY: the segment outlives it, and this is the only one of this end.
-    let mut consumer = unsafe { Consumer::new(own.incoming(), own.may_be_calm()) };
+    let mut consumer = unsafe { Consumer::new(own.incoming(), own.has_barriers()) };
     let (told, heard) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {

@@ -18,6 +18,7 @@ use slab::Slab;
 use super::{
     connector::Established,
     link::TcpLink,
+    options::NAME,
     reader::{BUFFER, End, Reader, Step},
     socket::Socket,
 };
@@ -177,12 +178,7 @@ impl TcpInterface {
 
 impl Interface for TcpInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        let established = connected.0.downcast::<Established>().map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "a link of another transport was attached to tcp",
-            )
-        })?;
+        let established = connected.of::<Established>(NAME)?;
         if self.tokens.contains_key(&id) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

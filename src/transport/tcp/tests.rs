@@ -263,7 +263,7 @@ fn offer(magic: &[u8; 4], version: u8, limit: u32, flags: u8) -> Vec<u8> {
 #[test]
 fn set_ups_that_do_not_fit_fail() {
     let good = offer(b"wtcp", 2, 64 << 10, 0);
-    let format = |connected: Connected| connected.0.downcast::<Established>().unwrap().format;
+    let format = |connected: Connected| connected.of::<Established>(Tcp::NAME).unwrap().format;
     for (role, verdict) in [(Role::Client, &[][..]), (Role::Server, &[1])] {
         let set_up = |hello: &[u8]| set_up(role, &[hello, verdict].concat());
         let agreed = format(set_up(&good).unwrap());

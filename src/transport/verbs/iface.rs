@@ -1022,12 +1022,7 @@ fn register(registry: &Registry, fd: RawFd, kind: usize, index: usize) -> Result
 
 impl Interface for RcInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        let established = connected.0.downcast::<Established>().map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "a link of another transport was attached to rc_verbs",
-            )
-        })?;
+        let established = connected.of::<Established>(NAME)?;
         if self.keys.contains_key(&id) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

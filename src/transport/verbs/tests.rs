@@ -17,6 +17,7 @@ use super::{
     connector::{Established, RcConnector},
     devices::Devices,
     iface::RcInterface,
+    options::NAME,
     room::Room,
     wire::Drained,
 };
@@ -127,9 +128,7 @@ fn met(connectors: &[RcConnector; 2]) -> [Connected; 2] {
 
 impl End {
     fn new(mut interface: RcInterface, connected: Connected) -> Self {
-        let Ok(established) = connected.0.downcast::<Established>() else {
-            panic!("another link");
-        };
+        let established = connected.of::<Established>(NAME).unwrap();
         let connection = Arc::clone(&established.0);
         let link = interface.attach(LinkId(1), Connected(established)).unwrap();
         Self {
