@@ -26,131 +26,68 @@ impl AccountId {
     }
 }
 
-/// What is held, may be held, or was refused.
+/// What is held, may be held, or was refused: so much of each of [`WHAT`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
-    pub(crate) bytes: u64,
-    pub(crate) messages: u64,
-    pub(crate) streams: u64,
-    pub(crate) requests: u64,
-}
+pub(crate) struct Amount(pub(crate) [u64; 4]);
+
+/// What is counted.
+const WHAT: [&str; 4] = [
+    "unexpected bytes",
+    "unexpected messages",
+    "unaccepted streams",
+    "requests",
+];
+
+/// Whose limits there are.
+const WHOSE: [&str; 3] = ["a connection", "a source", "a worker"];
 
 impl Amount {
     /// A stream that nobody has accepted.
-    pub(crate) const STREAM: Self = Self {
-        bytes: 0,
-        messages: 0,
-        streams: 1,
-        requests: 0,
-    };
+    pub(crate) const STREAM: Self = Self([0, 0, 1, 0]);
+
+    /// Without a limit.
+    const ANY: Self = Self([u64::MAX; 4]);
 
     /// A request that is being served, with as many bytes of memory beside its place.
     pub(crate) const fn request(bytes: usize) -> Self {
-        Self {
-            bytes: bytes as u64,
-            messages: 0,
-            streams: 0,
-            requests: 1,
-        }
+        Self([bytes as u64, 0, 0, 1])
     }
 
     /// A message that takes as many bytes of memory.
     #[inline]
     pub(crate) const fn message(bytes: usize) -> Self {
-        Self {
-            bytes: bytes as u64,
-            messages: 1,
-            streams: 0,
-            requests: 0,
-        }
+        Self([bytes as u64, 1, 0, 0])
     }
 
     /// Bytes that belong to what was counted before.
     #[inline]
     pub(crate) const fn bytes(bytes: usize) -> Self {
-        Self {
-            bytes: bytes as u64,
-            messages: 0,
-            streams: 0,
-            requests: 0,
-        }
+        Self([bytes as u64, 0, 0, 0])
     }
 
     #[inline]
     fn add(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.messages += other.messages;
-        self.streams += other.streams;
-        self.requests += other.requests;
+        for (held, more) in self.0.iter_mut().zip(other.0) {
+            *held += more;
+        }
     }
 
     #[inline]
     fn subtract(&mut self, other: Self) {
-        debug_assert!(
-            self.bytes >= other.bytes
-                && self.messages >= other.messages
-                && self.streams >= other.streams
-                && self.requests >= other.requests,
-            "more is given back than was taken: {self:?} - {other:?}"
-        );
-        self.bytes = self.bytes.saturating_sub(other.bytes);
-        self.messages = self.messages.saturating_sub(other.messages);
-        self.streams = self.streams.saturating_sub(other.streams);
-        self.requests = self.requests.saturating_sub(other.requests);
+        for (held, less) in self.0.iter_mut().zip(other.0) {
+            debug_assert!(
+                *held >= less,
+                "more is given back than was taken: {held} - {less}"
+            );
+            *held = held.saturating_sub(less);
+        }
     }
 
-    /// Without a limit.
-    const ANY: Self = Self {
-        bytes: u64::MAX,
-        messages: u64::MAX,
-        streams: u64::MAX,
-        requests: u64::MAX,
-    };
-
-    /// What of `quota` there would be too much of with `more`.
+    /// Which of `quota` there would be too much of with `more`.
     #[inline]
-    fn exceeds(&self, more: &Self, quota: &Self) -> Option<What> {
+    fn exceeds(&self, more: &Self, quota: &Self) -> Option<usize> {
         let over = |held: u64, more: u64, limit: u64| more > 0 && held.saturating_add(more) > limit;
-        if over(self.bytes, more.bytes, quota.bytes) {
-            Some(What::Bytes)
-        } else if over(self.messages, more.messages, quota.messages) {
-            Some(What::Messages)
-        } else if over(self.streams, more.streams, quota.streams) {
-            Some(What::Streams)
-        } else if over(self.requests, more.requests, quota.requests) {
-            Some(What::Requests)
-        } else {
-            None
-        }
-    }
-
-    fn of(&mut self, what: What) -> &mut u64 {
-        match what {
-            What::Bytes => &mut self.bytes,
-            What::Messages => &mut self.messages,
-            What::Streams => &mut self.streams,
-            What::Requests => &mut self.requests,
-        }
-    }
-}
-
-/// One of the counts of an [`Amount`].
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Bytes,
-    Messages,
-    Streams,
-    Requests,
-}
-
-impl What {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Bytes => "unexpected bytes",
-            Self::Messages => "unexpected messages",
-            Self::Streams => "unaccepted streams",
-            Self::Requests => "requests",
-        }
+        (0..WHAT.len()).find(|&what| over(self.0[what], more.0[what], quota.0[what]))
     }
 }
 
@@ -169,64 +106,22 @@ struct SourceAccount {
     accounts: usize,
 }
 
-/// One of these amounts for a connection, a source, and the worker: how much each may hold, or how often it could not hold more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amounts {
-    pub(crate) connection: Amount,
-    pub(crate) source: Amount,
-    pub(crate) worker: Amount,
-}
-
-impl Amounts {
-    /// No limits.
-    const ANY: Self = Self {
-        connection: Amount::ANY,
-        source: Amount::ANY,
-        worker: Amount::ANY,
-    };
-
-    fn of(&mut self, whose: Whose) -> &mut Amount {
-        match whose {
-            Whose::Connection => &mut self.connection,
-            Whose::Source => &mut self.source,
-            Whose::Worker => &mut self.worker,
-        }
-    }
-}
-
-/// One of the three that have limits.
-#[derive(Clone, Copy, Debug)]
-enum Whose {
-    Connection,
-    Source,
-    Worker,
-}
-
-impl Whose {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Connection => "a connection",
-            Self::Source => "a source",
-            Self::Worker => "a worker",
-        }
-    }
-}
-
 /// The accounts of a worker.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    limits: Amounts,
+    /// How much each of [`WHOSE`] may hold.
+    limits: [Amount; 3],
     held: Amount,
     accounts: Slab<Account>,
     sources: Slab<SourceAccount>,
     places: HashMap<Source, u32>,
     connections: u64,
     /// How often each limit was met.
-    refused: Amounts,
+    refused: [Amount; 3],
 }
 
 impl Ledger {
-    pub(crate) fn new(limits: Amounts) -> Self {
+    pub(crate) fn new(limits: [Amount; 3]) -> Self {
         let mut ledger = Self {
             limits,
             held: Amount::default(),
@@ -234,7 +129,7 @@ impl Ledger {
             sources: Slab::new(),
             places: HashMap::new(),
             connections: 0,
-            refused: Amounts::default(),
+            refused: Default::default(),
         };
         let nobody = ledger.open(Source::Itself);
         debug_assert_eq!(nobody, AccountId::NOBODY);
@@ -254,7 +149,7 @@ impl Ledger {
 
     /// How often something was refused for want of room, by what there was no room for: once for each refusal, of the connection before the
     /// source and the worker.
-    pub(crate) fn refused(&self) -> Amounts {
+    pub(crate) fn refused(&self) -> [Amount; 3] {
         self.refused
     }
 
@@ -312,14 +207,10 @@ impl Ledger {
         };
         let source = &mut self.sources[account.source as usize];
         if source.source != Source::Itself {
-            let limits = &self.limits;
-            let exceeded = [
-                (&account.held, &limits.connection, Whose::Connection),
-                (&source.held, &limits.source, Whose::Source),
-                (&self.held, &limits.worker, Whose::Worker),
-            ]
-            .into_iter()
-            .find_map(|(held, quota, whose)| Some((held.exceeds(&amount, quota)?, whose)));
+            let held = [&account.held, &source.held, &self.held];
+            let exceeded = (0..WHOSE.len()).find_map(|whose| {
+                Some((held[whose].exceeds(&amount, &self.limits[whose])?, whose))
+            });
             if let Some((what, whose)) = exceeded {
                 return Err(self.refuse(what, whose));
             }
@@ -332,10 +223,10 @@ impl Ledger {
 
     /// Counts a refusal. The reason of it.
     #[cold]
-    fn refuse(&mut self, what: What, whose: Whose) -> Error {
-        *self.refused.of(whose).of(what) += 1;
-        let limit = *self.limits.of(whose).of(what);
-        let (what, whose) = (what.name(), whose.name());
+    fn refuse(&mut self, what: usize, whose: usize) -> Error {
+        self.refused[whose].0[what] += 1;
+        let limit = self.limits[whose].0[what];
+        let (what, whose) = (WHAT[what], WHOSE[whose]);
         Error::new(
             ErrorKind::Exhausted,
             format!("{what}: the limit of {whose} ({limit}) is reached"),
@@ -400,7 +291,7 @@ impl Ledger {
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self::new(Amounts::ANY)
+        Self::new([Amount::ANY; 3])
     }
 }
 
@@ -415,25 +306,18 @@ mod tests {
     }
 
     fn ledger(connection: u64, source: u64, worker: u64) -> Ledger {
-        let bytes = |bytes| Amount {
-            bytes,
-            ..Amount::ANY
-        };
-        Ledger::new(Amounts {
-            connection: bytes(connection),
-            source: bytes(source),
-            worker: bytes(worker),
-        })
+        let any = u64::MAX;
+        Ledger::new([connection, source, worker].map(|bytes| Amount([bytes, any, any, any])))
     }
 
     #[track_caller]
-    fn refused(ledger: &mut Ledger, id: AccountId, bytes: usize, whose: Whose) {
+    fn refused(ledger: &mut Ledger, id: AccountId, bytes: usize, whose: usize) {
         let (held, mut counted) = (ledger.held(), ledger.refused());
         let error = ledger.take(id, Amount::message(bytes));
         let error = error.expect_err("too much");
         assert_eq!(error.kind(), ErrorKind::Exhausted);
-        assert!(error.to_string().contains(whose.name()), "{error}");
-        counted.of(whose).bytes += 1;
+        assert!(error.to_string().contains(WHOSE[whose]), "{error}");
+        counted[whose].0[0] += 1;
         assert_eq!((ledger.held(), ledger.refused()), (held, counted));
     }
 
@@ -444,13 +328,13 @@ mod tests {
         let c = ledger.open(Source::User(1000));
         let own = ledger.open(Source::Itself);
         ledger.take(a, Amount::message(100)).expect("room");
-        refused(&mut ledger, a, 1, Whose::Connection);
+        refused(&mut ledger, a, 1, 0);
         ledger.take(b, Amount::message(50)).expect("room");
-        refused(&mut ledger, b, 1, Whose::Source);
+        refused(&mut ledger, b, 1, 1);
         ledger.take(c, Amount::message(70)).expect("room");
-        refused(&mut ledger, c, 1, Whose::Worker);
+        refused(&mut ledger, c, 1, 2);
         ledger.take(own, Amount::message(1000)).expect("its own");
-        assert_eq!(ledger.held().bytes, 1220);
+        assert_eq!(ledger.held(), Amount([1220, 4, 0, 0]));
         ledger.give(a, Amount::message(100));
         ledger.give(own, Amount::message(1000));
         ledger.take(b, Amount::message(50)).expect("room again");
@@ -465,7 +349,7 @@ mod tests {
             ledger.take(first, Amount::message(100)).expect("room");
             ledger.close(first);
             let next = ledger.open(address(1));
-            refused(&mut ledger, next, 51, Whose::Source);
+            refused(&mut ledger, next, 51, 1);
             ledger.close(next);
             let other = ledger.open(address(2));
             ledger.take(other, Amount::message(100)).expect("another");

@@ -144,8 +144,8 @@ fn requests_of_every_kind() {
             // A list of one block.
             let list = if kind == 2 { 16 * LIMIT as u64 } else { 0 };
             let answers = 3 * ANSWER as u64;
-            assert_eq!(held.bytes, list + answers, "kind {kind}");
-            assert_eq!(held.requests, LIMIT as u64, "kind {kind}");
+            let all = Amount([list + answers, 0, 0, LIMIT as u64]);
+            assert_eq!(held, all, "kind {kind}");
             let mut counted = Refusals::default();
             counted.connection.requests = 3;
             assert_eq!(bed.core.movers.ctx.refused(), counted, "kind {kind}");

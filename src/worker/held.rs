@@ -7,7 +7,7 @@ use crate::{
     config::{Limits, Quota},
     error::{Error, ErrorKind, Result},
     protocol::{
-        ledger::{AccountId, Amount, Amounts},
+        ledger::{AccountId, Amount},
         matching::{Arrival, Name, Taken},
     },
     types::{EndpointId, LinkId, Mask, Tag},
@@ -24,18 +24,15 @@ use crate::{
 const PLACE: usize = size_of::<Unexpected>() + 80;
 
 /// The limits, as the ledger wants them.
-pub(crate) fn quotas(limits: &Limits) -> Amounts {
-    let amount = |quota: &Quota| Amount {
-        bytes: quota.unexpected_bytes,
-        messages: quota.unexpected_messages,
-        streams: quota.unaccepted_streams,
-        requests: quota.requests,
-    };
-    Amounts {
-        connection: amount(&limits.connection),
-        source: amount(&limits.source),
-        worker: amount(&limits.worker),
-    }
+pub(crate) fn quotas(limits: &Limits) -> [Amount; 3] {
+    [&limits.connection, &limits.source, &limits.worker].map(|quota: &Quota| {
+        Amount([
+            quota.unexpected_bytes,
+            quota.unexpected_messages,
+            quota.unaccepted_streams,
+            quota.requests,
+        ])
+    })
 }
 
 /// What a message that waits takes. What was put back by a dropped receive lies in that receive's memory, and what is still on its way in the
@@ -50,12 +47,12 @@ fn amount(message: &Unexpected) -> Amount {
 impl Ctx {
     /// What is held for all peers.
     pub(crate) fn held(&self) -> Held {
-        let held = self.ledger.held();
+        let Amount(held) = self.ledger.held();
         Held {
-            unexpected_bytes: held.bytes,
-            unexpected_messages: held.messages,
-            unaccepted_streams: held.streams,
-            requests: held.requests,
+            unexpected_bytes: held[0],
+            unexpected_messages: held[1],
+            unaccepted_streams: held[2],
+            requests: held[3],
             connections: self.ledger.connections(),
             sources: self.ledger.sources(),
             refused: self.refused().total(),
@@ -65,17 +62,17 @@ impl Ctx {
     /// How often a limit on what is held was met.
     pub(crate) fn refused(&self) -> Refusals {
         let refused = self.ledger.refused();
-        let counts = |amount: Amount| RefusalCounts {
-            unexpected_bytes: amount.bytes,
-            unexpected_messages: amount.messages,
-            unaccepted_streams: amount.streams,
-            requests: amount.requests,
+        let [connection, source, worker] = refused.map(|Amount(counts)| RefusalCounts {
+            unexpected_bytes: counts[0],
+            unexpected_messages: counts[1],
+            unaccepted_streams: counts[2],
+            requests: counts[3],
             connections: 0,
-        };
+        });
         Refusals {
-            connection: counts(refused.connection),
-            source: counts(refused.source),
-            worker: counts(refused.worker),
+            connection,
+            source,
+            worker,
             unread_answers: self.counts.unread_answers,
         }
     }
@@ -413,8 +410,8 @@ mod tests {
         bed.core.fail(LINK, gone);
         assert_eq!(bed.core.unexpected.len(), 4, "the announced one went");
         let held = bed.core.movers.ctx.ledger.held();
-        assert_eq!(held.messages, 4);
-        assert!((5049..8192).contains(&held.bytes), "{held:?}");
+        assert_eq!(held.0[1], 4);
+        assert!((5049..8192).contains(&held.0[0]), "{held:?}");
         for _ in 0..4 {
             assert!(bed.core.take_unexpected(Tag(7), Mask::ALL).is_some());
         }

@@ -121,10 +121,7 @@ impl Content {
             Self::Whole { bytes, .. } => bytes.len(),
             Self::Announced(announced) => size_of::<Announced>() + announced.header.len(),
         };
-        Amount {
-            bytes: PLACE.bytes + bytes as u64,
-            ..PLACE
-        }
+        Amount::message(size_of::<Standing>() + bytes)
     }
 
     pub(in crate::worker) fn eager(header: usize, body: &[u8]) -> Self {
