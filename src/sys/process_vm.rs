@@ -9,73 +9,25 @@
 
 use std::io;
 
-/// Reads `len` bytes at `remote` in process `pid` to `local`. Returns how many were read, from the beginning: fewer than
-/// `len` when the remote range ends before, or when the kernel's limit for one call (2 GiB) was met.
+/// Copies `len` bytes between `remote` in process `pid` and `local`: to `local` when `pull`, else to `remote`. Returns how many
+/// were copied, from the beginning: fewer than `len` when the remote range ends before, or when the kernel's limit for one
+/// call (2 GiB) was met.
 ///
 /// # Errors
-/// `ESRCH` no such process (any more), `EPERM` no right, `EFAULT` nothing mapped at `remote`, `ENOSYS` built without it.
+/// `ESRCH` no such process (any more), `EPERM` no right, `EFAULT` nothing mapped at `remote`, or nothing that may be written,
+/// `ENOSYS` built without it.
 ///
 /// # Safety
-/// `local` must be valid for writing `len` bytes, and nothing else may read or write them during the call.
-pub(crate) unsafe fn read(pid: u32, remote: u64, local: *mut u8, len: usize) -> io::Result<usize> {
-    let (pid, here, there) = one(pid, remote, local, len)?;
-    // SAFETY: `here` names the caller's range; both vectors are one entry long.
-    count(|| unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) })
-}
-
-/// Writes `len` bytes at `local` to `remote` in process `pid`. Returns how many were written, as [`read`] does.
-///
-/// # Errors
-/// As [`read`]; `EFAULT` also where the mapping is read-only.
-///
-/// # Safety
-/// `local` must be valid for reading `len` bytes, and nothing may write them during the call. What the bytes at `remote`
-/// are to the other process is a matter between the two: the caller must have been granted that range by it.
-pub(crate) unsafe fn write(
-    pid: u32,
-    remote: u64,
-    local: *const u8,
-    len: usize,
-) -> io::Result<usize> {
-    let (pid, here, there) = one(pid, remote, local.cast_mut(), len)?;
-    // SAFETY: `here` names the caller's range, which is only read; both vectors are one entry long.
-    count(|| unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) })
-}
-
-/// Reads (`read`) or writes many ranges with one call: those of process `pid` one behind the other, and those `here` one behind the other. At
-/// most 1024 each. Returns how many bytes were copied, from the beginning.
-///
-/// # Errors
-/// As [`read`] and [`write()`]; `EINVAL` for more ranges.
-///
-/// # Safety
-/// As [`read`] and [`write()`], of every range.
-pub(crate) unsafe fn vectors(
-    pid: u32,
-    here: &[libc::iovec],
-    there: &[libc::iovec],
-    read: bool,
-) -> io::Result<usize> {
-    let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let (local, locals) = (here.as_ptr(), here.len() as libc::c_ulong);
-    let (remote, remotes) = (there.as_ptr(), there.len() as libc::c_ulong);
-    // SAFETY: both vectors live through the call; the local ranges are the caller's.
-    count(|| unsafe {
-        if read {
-            libc::process_vm_readv(pid, local, locals, remote, remotes, 0)
-        } else {
-            libc::process_vm_writev(pid, local, locals, remote, remotes, 0)
-        }
-    })
-}
-
-fn one(
+/// `local` must be valid for `len` bytes, for writing when `pull`, and nothing else may write them during the call, nor read
+/// them when `pull`. What the bytes at `remote` are to the other process is a matter between the two: to write there the
+/// caller must have been granted that range by it.
+pub(crate) unsafe fn copy(
     pid: u32,
     remote: u64,
     local: *mut u8,
     len: usize,
-) -> io::Result<(libc::pid_t, libc::iovec, libc::iovec)> {
-    let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    pull: bool,
+) -> io::Result<usize> {
     let remote = usize::try_from(remote).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
     let here = libc::iovec {
         iov_base: local.cast(),
@@ -86,13 +38,37 @@ fn one(
         iov_base: std::ptr::without_provenance_mut(remote),
         iov_len: len,
     };
-    Ok((pid, here, there))
+    // SAFETY: `here` names the caller's range.
+    unsafe { vectors(pid, &[here], &[there], pull) }
 }
 
-fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
+/// As [`copy`] with one call for many ranges: those of process `pid` one behind the other, and those `here` one behind the
+/// other. At most 1024 each. Returns how many bytes were copied, from the beginning.
+///
+/// # Errors
+/// As [`copy`]; `EINVAL` for more ranges.
+///
+/// # Safety
+/// As [`copy`], of every range.
+pub(crate) unsafe fn vectors(
+    pid: u32,
+    here: &[libc::iovec],
+    there: &[libc::iovec],
+    pull: bool,
+) -> io::Result<usize> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    let (local, locals) = (here.as_ptr(), here.len() as libc::c_ulong);
+    let (remote, remotes) = (there.as_ptr(), there.len() as libc::c_ulong);
     loop {
-        if let Ok(count) = usize::try_from(call()) {
-            return Ok(count);
+        // SAFETY: both vectors live through the call; the local ranges are the caller's.
+        let copied = unsafe {
+            match pull {
+                true => libc::process_vm_readv(pid, local, locals, remote, remotes, 0),
+                false => libc::process_vm_writev(pid, local, locals, remote, remotes, 0),
+            }
+        };
+        if let Ok(copied) = usize::try_from(copied) {
+            return Ok(copied);
         }
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
@@ -122,14 +98,14 @@ mod tests {
         let mut target = [0_u8; 16];
         let remote = source.as_ptr() as u64;
         // SAFETY: `target` has 16 bytes and is not otherwise in use.
-        let result = unsafe { read(me, remote, target.as_mut_ptr(), 16) };
+        let result = unsafe { copy(me, remote, target.as_mut_ptr(), 16, true) };
         if is_denied(&result) {
             return;
         }
         assert_eq!((result.expect("read"), target), (16, source));
         let mut far = [0_u8; 16];
-        // SAFETY: `source` has 16 bytes; `far` is this function's and not otherwise in use.
-        let result = unsafe { write(me, far.as_mut_ptr() as u64, source.as_ptr(), 16) };
+        // SAFETY: `target` has 16 bytes; `far` is this function's and not otherwise in use.
+        let result = unsafe { copy(me, far.as_mut_ptr() as u64, target.as_mut_ptr(), 16, false) };
         assert_eq!((result.expect("write"), far), (16, source));
     }
 
@@ -148,11 +124,12 @@ mod tests {
         let mut target = vec![1_u8; 1 << 16];
         // SAFETY: `target` has that many bytes.
         let result = unsafe {
-            read(
+            copy(
                 me,
                 mapping.as_ptr() as u64,
                 target.as_mut_ptr(),
                 target.len(),
+                true,
             )
         };
         if is_denied(&result) {
@@ -166,16 +143,16 @@ mod tests {
         let mut target = [0_u8; 8];
         let local = target.as_mut_ptr();
         // SAFETY: `target` has 8 bytes.
-        let result = unsafe { read(std::process::id(), 8, local, 8) };
+        let result = unsafe { copy(std::process::id(), 8, local, 8, true) };
         if is_denied(&result) {
             return;
         }
         assert_eq!(errno(result), Some(libc::EFAULT));
         // SAFETY: as before.
-        let result = unsafe { read(i32::MAX as u32, 4096, local, 8) };
+        let result = unsafe { copy(i32::MAX as u32, 4096, local, 8, true) };
         assert_eq!(errno(result), Some(libc::ESRCH));
         // SAFETY: as before.
-        let result = unsafe { read(u32::MAX, 4096, local, 8) };
+        let result = unsafe { copy(u32::MAX, 4096, local, 8, true) };
         assert_eq!(errno(result), Some(libc::ESRCH));
     }
 
@@ -200,7 +177,7 @@ mod tests {
         let start = u64::from_str_radix(start, 16).expect("hexadecimal");
         let mut magic = [0_u8; 4];
         // SAFETY: `magic` has 4 bytes and is not otherwise in use.
-        let alive = unsafe { read(child.id(), start, magic.as_mut_ptr(), 4) };
+        let alive = unsafe { copy(child.id(), start, magic.as_mut_ptr(), 4, true) };
         child.kill().expect("kill");
         child.wait().expect("wait");
         if is_denied(&alive) {
@@ -208,7 +185,7 @@ mod tests {
         }
         assert_eq!((alive.expect("read"), &magic), (4, b"\x7fELF"));
         // SAFETY: as before.
-        let ended = unsafe { read(child.id(), start, magic.as_mut_ptr(), 4) };
+        let ended = unsafe { copy(child.id(), start, magic.as_mut_ptr(), 4, true) };
         assert_eq!(errno(ended), Some(libc::ESRCH));
     }
 

@@ -122,12 +122,8 @@ impl Remote {
             }
             (Self::Address(address), Some(cma)) => {
                 let remote = address.wrapping_add(offset as u64);
-                match pull {
-                    // SAFETY: the caller's promise.
-                    true => unsafe { cma.read(remote, local, length) },
-                    // SAFETY: the same; the peer's memory is revocable, see the chapter on safety.
-                    false => unsafe { cma.write(remote, local, length) },
-                }
+                // SAFETY: the caller's promise; the peer's memory is revocable, see the chapter on safety.
+                unsafe { cma.copy(remote, local, length, pull) }
             }
             (Self::Address(_), None) => Err(Error::new(
                 ErrorKind::Unsupported,

@@ -48,7 +48,7 @@ pub(in crate::worker) fn read_table(one_copy: &OneCopy, rts: &Rts) -> Option<Sha
         Err(over())
     } else {
         // SAFETY: the table is this function's, and has that many bytes.
-        unsafe { cma.read(rts.address, table.as_mut_ptr(), table.len()) }
+        unsafe { cma.copy(rts.address, table.as_mut_ptr(), table.len(), true) }
     };
     one_copy.pair.leave();
     read.ok()?;

@@ -696,9 +696,7 @@ unsafe fn moved(
             Ok(())
         }
         // SAFETY: the caller's promise.
-        (None, Some(cma)) if pull => unsafe { cma.read(there, local, count) },
-        // SAFETY: the caller's promise.
-        (None, Some(cma)) => unsafe { cma.write(there, local, count) },
+        (None, Some(cma)) => unsafe { cma.copy(there, local, count, pull) },
         (None, None) => Err(Error::new(
             ErrorKind::Unsupported,
             "no way into the peer's memory",

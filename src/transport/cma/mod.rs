@@ -31,19 +31,15 @@ pub(crate) const NAME: &str = "cma";
 /// # Errors
 /// `Unsupported` or `PermissionDenied`, with the system's reason as the source.
 pub(crate) fn probe() -> Result<()> {
+    let this = CmaPeer {
+        pid: std::process::id(),
+    };
     let source = new_cookie()?;
-    let mut target: Cookie = [0; COOKIE];
+    let mut target = this.read_cookie(address_of(&source))?;
     let mut back: Cookie = [0; COOKIE];
-    let pid = std::process::id();
-    let (there, here) = (address_of(&source), target.as_mut_ptr());
-    // SAFETY: `target` has COOKIE bytes and is not otherwise in use.
-    unsafe { process_vm::read(pid, there, here, COOKIE) }
-        .and_then(|_| {
-            let there = back.as_mut_ptr().expose_provenance() as u64;
-            // SAFETY: `target` and `back` have COOKIE bytes, are this function's, and are not otherwise in use.
-            unsafe { process_vm::write(pid, there, target.as_ptr(), COOKIE) }
-        })
-        .map_err(|error| failed(error, 0))?;
+    let there = back.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: `target` and `back` have COOKIE bytes, are this function's, and are not otherwise in use.
+    unsafe { this.copy(there, target.as_mut_ptr(), COOKIE, false) }?;
     if back == *source {
         return Ok(());
     }
@@ -137,61 +133,51 @@ impl CmaPeer {
         Ok(Self { pid: peer.pid })
     }
 
-    /// Reads `len` bytes at `remote` in the peer to `local`.
+    /// Copies `len` bytes between `remote` in the peer and `local`: to `local` when `pull`, else to the peer.
     ///
     /// # Errors
-    /// `PeerDied`, `PermissionDenied`, `OutOfBounds` when the range is not mapped there; `bytes_moved` tells how many
-    /// were read before.
+    /// `PeerDied`, `PermissionDenied`, `OutOfBounds` when the range is not mapped there, or read-only where it is to be
+    /// written; `bytes_moved` tells how many were copied before.
     ///
     /// # Safety
-    /// `local` must be valid for writing `len` bytes, and nothing else may read or write them during the call.
-    pub(crate) unsafe fn read(&self, remote: u64, local: *mut u8, len: usize) -> Result<()> {
-        whole(len, |done| {
-            // SAFETY: the caller's range, from `done < len` on; the remote address is a number.
-            unsafe {
-                let remote = remote.wrapping_add(done as u64);
-                process_vm::read(self.pid, remote, local.add(done), len - done)
-            }
-        })
-    }
-
-    /// Writes `len` bytes at `local` to `remote` in the peer.
-    ///
-    /// # Errors
-    /// As [`CmaPeer::read`]; `OutOfBounds` also where the peer's mapping is read-only.
-    ///
-    /// # Safety
-    /// `local` must be valid for reading `len` bytes, and nothing may write them during the call. The peer must have
-    /// granted writing to the remote range and still do.
-    pub(crate) unsafe fn write(&self, remote: u64, local: *const u8, len: usize) -> Result<()> {
+    /// `local` must be valid for `len` bytes, for writing when `pull`, and nothing else may write them during the call, nor
+    /// read them when `pull`. Else the peer must have granted writing to the remote range and still do.
+    pub(crate) unsafe fn copy(
+        &self,
+        remote: u64,
+        local: *mut u8,
+        len: usize,
+        pull: bool,
+    ) -> Result<()> {
         whole(len, |done| {
             // SAFETY: the caller's range, from `done < len` on, and the peer's grant by the caller's word.
             unsafe {
                 let remote = remote.wrapping_add(done as u64);
-                process_vm::write(self.pid, remote, local.add(done), len - done)
+                process_vm::copy(self.pid, remote, local.add(done), len - done, pull)
             }
         })
     }
 
-    /// Reads (`read`) or writes many ranges at once, `len` bytes in all: those `there`, one behind the other, are those `here`. At most 1024 each.
+    /// As [`CmaPeer::copy`], of many ranges at once, `len` bytes in all: those `there`, one behind the other, are those
+    /// `here`. At most 1024 each.
     ///
     /// # Errors
-    /// As [`CmaPeer::read`] and [`CmaPeer::write`].
+    /// As [`CmaPeer::copy`].
     ///
     /// # Safety
-    /// As [`CmaPeer::read`] and [`CmaPeer::write`], of every range.
+    /// As [`CmaPeer::copy`], of every range.
     pub(crate) unsafe fn vectors(
         &self,
         here: &[Extent],
         there: &[Extent],
         len: usize,
-        read: bool,
+        pull: bool,
     ) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        match unsafe { process_vm::vectors(self.pid, vector(here), vector(there), read) } {
+        match unsafe { process_vm::vectors(self.pid, vector(here), vector(there), pull) } {
             Ok(count) if count == len => Ok(()),
             // The kernel stops in front of what is not mapped.
             Ok(count) => Err(failed(io::Error::from_raw_os_error(libc::EFAULT), count)),
@@ -202,7 +188,7 @@ impl CmaPeer {
     fn read_cookie(&self, remote: u64) -> Result<Cookie> {
         let mut cookie = [0; COOKIE];
         // SAFETY: `cookie` has COOKIE bytes and is not otherwise in use.
-        unsafe { self.read(remote, cookie.as_mut_ptr(), COOKIE) }?;
+        unsafe { self.copy(remote, cookie.as_mut_ptr(), COOKIE, true) }?;
         Ok(cookie)
     }
 }
@@ -332,14 +318,14 @@ mod tests {
         assert_eq!(peer.pid, std::process::id());
 
         let mut far = vec![0_u8; 3 << 20];
-        let near: Vec<u8> = (0..far.len()).map(|i| (i % 251) as u8).collect();
+        let mut near: Vec<u8> = (0..far.len()).map(|i| (i % 251) as u8).collect();
         let remote = far.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: both vectors have that many bytes and are used by nothing else.
-        unsafe { peer.write(remote, near.as_ptr(), near.len()) }.expect("write");
+        unsafe { peer.copy(remote, near.as_mut_ptr(), near.len(), false) }.expect("write");
         assert!(far == near);
         let mut back = vec![0_u8; near.len()];
         // SAFETY: as before.
-        unsafe { peer.read(remote, back.as_mut_ptr(), back.len()) }.expect("read");
+        unsafe { peer.copy(remote, back.as_mut_ptr(), back.len(), true) }.expect("read");
         assert!(back == near);
     }
 

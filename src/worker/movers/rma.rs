@@ -163,12 +163,9 @@ impl Ctx {
         one_copy.pair.enter();
         let result = if one_copy.pair.standing(target.slot, target.generation) != Standing::Let {
             Err(stale())
-        } else if pull {
-            // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
-            unsafe { cma.read(address, local, length) }
         } else {
-            // SAFETY: as above.
-            unsafe { cma.write(address, local, length) }
+            // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
+            unsafe { cma.copy(address, local, length, pull) }
         };
         one_copy.pair.leave();
         if result.is_ok() {
