@@ -222,7 +222,7 @@ fn bad_frames() {
             honest.introduce(&mut stream, &hello).await;
             let link = async {
                 hear(&mut stream).await;
-                let mut offer = b"wtcp\x02\0\0\x10\0\0".to_vec();
+                let mut offer = b"wtcp\x03\0".to_vec();
                 offer.extend_from_slice(&crc32fast::hash(&offer).to_le_bytes());
                 // And the verdict.
                 offer.push(1);

@@ -1,8 +1,8 @@
 //! Turns the channel that a connection was set up over into a link.
 //!
 //! ```text
-//! server   hello {magic, version, longest frame, flags, CRC-32 of these}  ─▶
-//! client   hello, verdict                                                 ─▶  then frames on the same socket, from it at once
+//! server   hello {magic, version, flags, CRC-32 of these}  ─▶
+//! client   hello, verdict                                  ─▶  then frames on the same socket, from it at once
 //! ```
 //!
 //! The client does not wait for a verdict: what the server could object to is seen by both, except a version older than it speaks. Then the client
@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use socket2::{Socket, TcpKeepalive};
 
 use super::{
-    frame::{Format, LONG, MAX_PREFIX},
+    frame::Format,
     options::{NAME, TcpOptions},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 };
 
 const MAGIC: &[u8; 4] = b"wtcp";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// A flag: this end wants checksums.
 const CHECKSUMS: u8 = 1;
 /// Bytes in the kernel that it has not sent yet and with which it takes no more: what a short message waits behind. Two of these keep it
@@ -30,11 +30,8 @@ const CHECKSUMS: u8 = 1;
 pub(super) const UNSENT: u32 = 256 << 10;
 const ACCEPTED: u8 = 1;
 const REFUSED: u8 = 0;
-/// Smallest frame limit that makes sense: a message that is always delivered whole.
-const LEAST: usize = LONG + MAX_PREFIX;
-
 /// Bytes of a hello.
-const HELLO: usize = 14;
+const HELLO: usize = 10;
 
 #[cold]
 fn too_short() -> Error {
@@ -65,8 +62,7 @@ pub(super) struct TcpConnector {
 
 impl TcpConnector {
     /// With these options.
-    pub(super) fn new(mut options: TcpOptions) -> Self {
-        options.max_frame = options.max_frame.clamp(LEAST, u32::MAX as usize);
+    pub(super) fn new(options: TcpOptions) -> Self {
         Self { options }
     }
 
@@ -74,13 +70,8 @@ impl TcpConnector {
         let mut hello = [0; HELLO];
         hello[..4].copy_from_slice(MAGIC);
         hello[4] = VERSION;
-        hello[5..9].copy_from_slice(
-            &u32::try_from(self.options.max_frame)
-                .unwrap_or(u32::MAX)
-                .to_le_bytes(),
-        );
         if self.options.checksums {
-            hello[9] |= CHECKSUMS;
+            hello[5] |= CHECKSUMS;
         }
         let sum = crc32fast::hash(&hello[..HELLO - 4]);
         hello[HELLO - 4..].copy_from_slice(&sum.to_le_bytes());
@@ -113,16 +104,8 @@ impl TcpConnector {
                 "the checksum of the peer's offer of a link is wrong",
             ));
         }
-        let [_, _, _, _, _, l0, l1, l2, l3, flags] = said;
-        let theirs = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        if theirs < LEAST {
-            return Err(Error::new(
-                ErrorKind::Protocol,
-                format!("the peer takes frames of {theirs} bytes only"),
-            ));
-        }
+        let [.., flags] = said;
         Ok(Format {
-            limit: theirs.min(self.options.max_frame),
             checksums: self.options.checksums || flags & CHECKSUMS != 0,
         })
     }

@@ -25,6 +25,8 @@ pub(super) const SUMMED: usize = HEADER + 12;
 pub(super) const MAX_PREFIX: usize = crate::transport::MAX_PREFIX;
 /// Longest payload that is always delivered whole; the receiver is asked where a longer one goes.
 pub(super) const LONG: usize = 4096;
+/// Longest body, prefix included.
+pub(super) const LIMIT: usize = 64 << 20;
 
 /// Format and version: `W`, 1.
 const MARK: u16 = 0x5701;
@@ -34,8 +36,6 @@ const SUMMED_MARK: u16 = 0x5702;
 /// How both ends of a link write frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Format {
-    /// Longest body that both ends take.
-    pub(super) limit: usize,
     /// Whether there are checksums.
     pub(super) checksums: bool,
 }
@@ -116,17 +116,10 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The header of a message of `payload` bytes behind `prefix` bytes. `None` when that is longer than `limit` or the
-    /// format allows.
-    pub(super) fn new(
-        id: u8,
-        header: u64,
-        prefix: usize,
-        payload: usize,
-        limit: usize,
-    ) -> Option<Self> {
+    /// The header of a message of `payload` bytes behind `prefix` bytes. `None` when that is longer than allowed.
+    pub(super) fn new(id: u8, header: u64, prefix: usize, payload: usize) -> Option<Self> {
         let length = prefix.checked_add(payload)?;
-        (prefix <= MAX_PREFIX && length <= limit && u32::try_from(length).is_ok()).then_some(Self {
+        (prefix <= MAX_PREFIX && length <= LIMIT).then_some(Self {
             id,
             header,
             prefix,
@@ -201,13 +194,10 @@ impl Frame {
                 "the peer sent something that is not a frame",
             ));
         }
-        if length > format.limit {
+        if length > LIMIT {
             return Err(Error::new(
                 ErrorKind::Protocol,
-                format!(
-                    "the peer sent a frame of {length} bytes, the limit is {}",
-                    format.limit
-                ),
+                format!("the peer sent a frame of {length} bytes, the limit is {LIMIT}"),
             ));
         }
         if prefix > MAX_PREFIX || prefix > length {
@@ -252,15 +242,12 @@ mod tests {
     use super::*;
 
     fn format(checksums: bool) -> Format {
-        Format {
-            limit: 1000,
-            checksums,
-        }
+        Format { checksums }
     }
 
     #[test]
     fn a_frame_survives_the_wire() {
-        let frame = Frame::new(7, 0x0102_0304_0506_0708, 5, 100, 1000).unwrap();
+        let frame = Frame::new(7, 0x0102_0304_0506_0708, 5, 100).unwrap();
         let mut bytes = [0; SUMMED];
         let length = frame.encode(&mut bytes);
         assert_eq!(
@@ -280,12 +267,12 @@ mod tests {
 
     #[test]
     fn impossible_frames_are_refused() {
-        assert!(Frame::new(0, 0, MAX_PREFIX + 1, 0, 1000).is_none());
-        assert!(Frame::new(0, 0, 1, 1000, 1000).is_none());
-        assert!(Frame::new(0, 0, 1, usize::MAX, usize::MAX).is_none());
+        assert!(Frame::new(0, 0, MAX_PREFIX + 1, 0).is_none());
+        assert!(Frame::new(0, 0, 1, LIMIT).is_none());
+        assert!(Frame::new(0, 0, 1, usize::MAX).is_none());
         let mut good = [0; SUMMED];
-        Frame::new(0, 0, 0, 10, 1000).unwrap().encode(&mut good);
-        for (at, value) in [(1, 0xff), (5, 11), (6, 0), (7, 0)] {
+        Frame::new(0, 0, 0, 10).unwrap().encode(&mut good);
+        for (at, value) in [(3, 0xff), (5, 11), (6, 0), (7, 0)] {
             let mut bad = good;
             bad[at] = value;
             assert_eq!(
@@ -299,7 +286,7 @@ mod tests {
     #[test]
     fn every_flipped_bit_of_a_summed_header_is_noticed() {
         let (prefix, payload) = (&b"prefix"[..], &b"a payload in two"[..]);
-        let frame = Frame::new(7, 99, 3, prefix.len() - 3 + payload.len(), 1000).unwrap();
+        let frame = Frame::new(7, 99, 3, prefix.len() - 3 + payload.len()).unwrap();
         let frame = frame.summed([prefix, payload]);
         let sums = frame.sums.unwrap();
         Check::whole(sums.prefix, b"pre").unwrap();

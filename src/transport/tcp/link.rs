@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    frame::{Format, Frame, LONG, MAX_PREFIX, SUMMED},
+    frame::{Format, Frame, LIMIT, LONG, MAX_PREFIX, SUMMED},
     options::NAME,
     socket::Socket,
 };
@@ -99,7 +99,7 @@ impl TcpLink {
             prefix.len()
         };
         let rest = prefix.len().saturating_add(payload.len()) - split;
-        let Some(frame) = Frame::new(id, header, split, rest, self.format.limit) else {
+        let Some(frame) = Frame::new(id, header, split, rest) else {
             return Err(SendError::Failed(too_long()));
         };
         if self.socket.over() {
@@ -263,9 +263,9 @@ impl Link for TcpLink {
     fn attributes(&self) -> LinkAttributes {
         LinkAttributes {
             transport: NAME,
-            max_short: LONG.min(self.format.limit),
-            max_bcopy: QUEUE.min(self.format.limit),
-            max_zcopy: self.format.limit - MAX_PREFIX,
+            max_short: LONG,
+            max_bcopy: QUEUE,
+            max_zcopy: LIMIT - MAX_PREFIX,
         }
     }
 

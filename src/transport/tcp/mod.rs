@@ -2,7 +2,7 @@
 //!
 //! Comes in: a TCP channel that both ends agreed to turn into a link. Goes out: messages, through `Sink`. Long payloads
 //! are written from the sender's memory and read into the receiver's; no copy of ours lies between.
-//! Uses `transport::{contract, channel}` and `types`. Limits: a message is at most [`TcpOptions::max_frame`] bytes; no access
+//! Uses `transport::{contract, channel}` and `types`. Limits: a message is at most 64 MiB; no access
 //! to remote memory. Dead hosts are found by the kernel's keepalive, dead processes by the reset that the kernel sends.
 //!
 //! # Silence
@@ -116,12 +116,9 @@ impl Transport for Tcp {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     for checksums in [false, true] {
-        let format = frame::Format {
-            limit: 1 << 20,
-            checksums,
-        };
+        let format = frame::Format { checksums };
         if let Ok(Some(frame)) = frame::Frame::decode(bytes, format) {
-            assert!(frame.prefix <= frame.length && frame.length <= 1 << 20);
+            assert!(frame.prefix <= frame.length && frame.length <= frame::LIMIT);
             let mut again = [0; frame::SUMMED];
             let length = frame.encode(&mut again);
             assert_eq!(again[..length], bytes[..format.header()]);

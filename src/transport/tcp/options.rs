@@ -11,8 +11,6 @@ pub(crate) struct TcpOptions {
     /// Silence after which the kernel asks whether the peer is still there, and after which it asks again; whole seconds. `None`: it never
     /// does.
     pub(crate) keepalive: Option<Duration>,
-    /// Longest message, prefix included, in bytes. The smaller of both ends' values is used.
-    pub(crate) max_frame: usize,
     /// Frames carry checksums, where either end says so.
     pub(crate) checksums: bool,
     /// No link without TLS.
@@ -23,7 +21,6 @@ impl Default for TcpOptions {
     fn default() -> Self {
         Self {
             keepalive: Some(Duration::from_secs(10)),
-            max_frame: 64 << 20,
             checksums: false,
             tls: false,
         }

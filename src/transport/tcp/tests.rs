@@ -9,7 +9,7 @@ use std::{
 use super::{
     Tcp, TcpOptions,
     connector::Established,
-    frame::{Format, Frame, LONG, SUMMED},
+    frame::{Format, Frame, LIMIT, LONG, SUMMED},
 };
 use crate::{
     ErrorKind,
@@ -20,8 +20,6 @@ use crate::{
     },
     types::{Identity, LinkId},
 };
-
-const LIMIT: usize = 1 << 20;
 
 #[derive(Default)]
 struct Seen {
@@ -78,10 +76,7 @@ impl Bed {
             socket: near.into(),
             session: None,
             peer: "stranger".to_owned(),
-            format: Format {
-                limit: LIMIT,
-                checksums: false,
-            },
+            format: Format { checksums: false },
         };
         let id = LinkId(self.links.len() as u64);
         self.links.push(
@@ -116,7 +111,7 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 fn frame(body: &[u8]) -> Vec<u8> {
-    let frame = Frame::new(3, 4, 0, body.len(), LIMIT).unwrap();
+    let frame = Frame::new(3, 4, 0, body.len()).unwrap();
     let mut head = [0; SUMMED];
     let length = frame.encode(&mut head);
     [&head[..length], body].concat()
@@ -254,28 +249,26 @@ fn set_up(role: Role, hello: &[u8]) -> Result<Connected> {
 }
 
 /// An offer of a link, with its checksum.
-fn offer(magic: &[u8; 4], version: u8, limit: u32, flags: u8) -> Vec<u8> {
-    let mut hello = [&magic[..], &[version], &limit.to_le_bytes(), &[flags]].concat();
+fn offer(magic: &[u8; 4], version: u8, flags: u8) -> Vec<u8> {
+    let mut hello = [&magic[..], &[version, flags]].concat();
     hello.extend_from_slice(&crc32fast::hash(&hello).to_le_bytes());
     hello
 }
 
 #[test]
 fn set_ups_that_do_not_fit_fail() {
-    let good = offer(b"wtcp", 2, 64 << 10, 0);
+    let good = offer(b"wtcp", 3, 0);
     let format = |connected: Connected| connected.of::<Established>(Tcp::NAME).unwrap().format;
     for (role, verdict) in [(Role::Client, &[][..]), (Role::Server, &[1])] {
         let set_up = |hello: &[u8]| set_up(role, &[hello, verdict].concat());
-        let agreed = format(set_up(&good).unwrap());
-        assert_eq!((agreed.limit, agreed.checksums), (64 << 10, false));
+        assert!(!format(set_up(&good).unwrap()).checksums);
         // The peer's wish is enough.
-        let wish = offer(b"wtcp", 2, 64 << 10, 1);
+        let wish = offer(b"wtcp", 3, 1);
         assert!(format(set_up(&wish).unwrap()).checksums);
         for (hello, kind) in [
-            (good[..13].to_vec(), ErrorKind::Protocol),
-            (offer(b"nope", 2, 64 << 10, 0), ErrorKind::Protocol),
-            (offer(b"wtcp", 1, 64 << 10, 0), ErrorKind::VersionMismatch),
-            (offer(b"wtcp", 2, 16, 0), ErrorKind::Protocol),
+            (good[..9].to_vec(), ErrorKind::Protocol),
+            (offer(b"nope", 3, 0), ErrorKind::Protocol),
+            (offer(b"wtcp", 2, 0), ErrorKind::VersionMismatch),
         ] {
             assert_eq!(set_up(&hello).unwrap_err().kind(), kind, "{hello:?}");
         }
@@ -286,7 +279,7 @@ fn set_ups_that_do_not_fit_fail() {
         }
     }
     // A later version may say more.
-    let later = offer(b"wtcp", 3, 64 << 10, 2);
+    let later = offer(b"wtcp", 4, 2);
     for (role, more) in [(Role::Client, &b"more"[..]), (Role::Server, b"\x01more")] {
         set_up(role, &[&later[..], more].concat()).unwrap();
     }
