@@ -9,26 +9,18 @@ use crate::{
 /// Set when the old value is asked for.
 const FETCH: u32 = 1 << 16;
 
-const OPS: [(u32, AtomicOp); 6] = [
-    (1, AtomicOp::Add),
-    (2, AtomicOp::And),
-    (3, AtomicOp::Or),
-    (4, AtomicOp::Xor),
-    (5, AtomicOp::Swap),
-    (6, AtomicOp::CompareSwap),
+const OPS: [AtomicOp; 6] = [
+    AtomicOp::Add,
+    AtomicOp::And,
+    AtomicOp::Or,
+    AtomicOp::Xor,
+    AtomicOp::Swap,
+    AtomicOp::CompareSwap,
 ];
 
 /// The number of a request.
 pub(crate) fn code(request: &AtomicRequest, fetch: bool) -> u32 {
-    let op = match request.op {
-        AtomicOp::Add => 1,
-        AtomicOp::And => 2,
-        AtomicOp::Or => 3,
-        AtomicOp::Xor => 4,
-        AtomicOp::Swap => 5,
-        AtomicOp::CompareSwap => 6,
-    };
-    op | (request.width.bytes() as u32) << 8 | if fetch { FETCH } else { 0 }
+    request.op as u32 | (request.width.bytes() as u32) << 8 | if fetch { FETCH } else { 0 }
 }
 
 /// What a message asks for, and whether for the old value.
@@ -38,9 +30,8 @@ pub(crate) fn code(request: &AtomicRequest, fetch: bool) -> u32 {
 pub(crate) fn request(body: &control::Atomic) -> Result<(AtomicRequest, bool)> {
     let bad = |what| Error::new(ErrorKind::Protocol, what);
     let op = OPS
-        .iter()
-        .find(|(code, _)| *code == body.code & 0xff)
-        .map(|(_, op)| *op)
+        .into_iter()
+        .find(|op| *op as u32 == body.code & 0xff)
         .ok_or_else(|| bad("an atomic operation that there is not"))?;
     let width = match (body.code & !FETCH) >> 8 {
         4 => Width::Four,
@@ -73,7 +64,7 @@ mod tests {
 
     #[test]
     fn codes_go_round() {
-        for (_, op) in OPS {
+        for op in OPS {
             for width in [Width::Four, Width::Eight] {
                 for fetch in [false, true] {
                     let asked = AtomicRequest {

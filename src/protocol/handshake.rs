@@ -112,9 +112,7 @@ impl Opening {
     /// # Errors
     /// `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
     pub(crate) fn answered(self, bytes: &[u8]) -> Result<Answered> {
-        if let Ok(Message::Rejection { code, reason }) = Message::decode(bytes) {
-            return Err(Message::rejection(code, reason));
-        }
+        Message::unless_rejected(bytes)?;
         let server = ServerHello::decode(bytes)?;
         let mut both = Both::new(self.own, server.ephemeral, self.said)?;
         both.said.hear(bytes);
@@ -143,12 +141,12 @@ impl Answered {
     /// # Errors
     /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`.
     pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
+        Message::unless_rejected(bytes)?;
+        let Message::Proof(proof) = Message::decode(bytes)? else {
+            return Err(out_of_turn());
+        };
         let both = &mut self.client.both;
-        match Message::decode(bytes)? {
-            Message::Proof(proof) => both.check(Prover::Server, &proof)?,
-            Message::Rejection { code, reason } => return Err(Message::rejection(code, reason)),
-            _ => return Err(out_of_turn()),
-        }
+        both.check(Prover::Server, &proof)?;
         both.share(self.secret);
         Ok(self.client)
     }
@@ -194,6 +192,7 @@ impl Client {
     /// `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
     /// connection down. `Malformed`.
     pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
+        Message::unless_rejected(bytes)?;
         match Message::decode(bytes)? {
             Message::Elsewhere(sealed) => {
                 let opened = self.both.open(Prover::Server, &sealed)?;
@@ -206,11 +205,7 @@ impl Client {
                 self.both.check(Prover::Server, &proof)?;
                 Ok(Verdict::Accept(acceptance))
             }
-            Message::Rejection { code, reason } => Err(Message::rejection(code, reason)),
-            Message::Proof(_)
-            | Message::Introduction(_)
-            | Message::Stays
-            | Message::Arrival(..) => Err(out_of_turn()),
+            _ => Err(out_of_turn()),
         }
     }
 
@@ -411,6 +406,7 @@ impl Said {
 }
 
 /// What both ends know, in the same order.
+#[derive(Clone)]
 struct Both {
     said: Said,
     /// All that they have in common, drawn together.
@@ -467,14 +463,7 @@ impl Both {
 
     /// The same where the client was sent, after all that was said so far; and by what the listening end knows it there.
     fn elsewhere(&self, medium: &str) -> (Self, Ticket) {
-        let mut this = Self {
-            said: self.said.clone(),
-            chain: self.chain.clone(),
-            own: self.own.clone(),
-            theirs: self.theirs,
-            met: self.met.clone(),
-            shown: self.shown.clone(),
-        };
+        let mut this = self.clone();
         let ticket = self.key(Prover::Server, b"ticket");
         this.said.hear(medium.as_bytes());
         (this, *ticket.first_chunk().expect("16 of 32 bytes"))

@@ -293,9 +293,13 @@ impl Message {
         }
     }
 
-    /// The error that a [`Message::Rejection`] stands for at the other end.
-    pub(crate) fn rejection(code: u16, reason: String) -> Error {
-        Error::new(error_kind(code), reason)
+    /// # Errors
+    /// What a [`Message::Rejection`] stands for, if that is what `bytes` are.
+    pub(crate) fn unless_rejected(bytes: &[u8]) -> Result<()> {
+        match Self::decode(bytes) {
+            Ok(Self::Rejection { code, reason }) => Err(Error::new(error_kind(code), reason)),
+            _ => Ok(()),
+        }
     }
 
     fn kind(&self) -> Kind {
@@ -730,15 +734,11 @@ mod tests {
     #[test]
     fn a_rejection_keeps_its_kind_and_a_bounded_reason() {
         let error = Error::new(ErrorKind::AuthenticationFailed, "é".repeat(200));
-        let message = Message::decode(&Message::reject(&error).encode()).unwrap();
-        let Message::Rejection { code, reason } = message else {
-            panic!("rejected")
-        };
-        assert_eq!(reason, "é".repeat(127));
-        assert_eq!(
-            Message::rejection(code, reason).kind(),
-            ErrorKind::AuthenticationFailed
-        );
+        let rejection = Message::reject(&error).encode();
+        let error = Message::unless_rejected(&rejection).unwrap_err();
+        assert_eq!(error.to_string(), "é".repeat(127));
+        assert_eq!(error.kind(), ErrorKind::AuthenticationFailed);
+        Message::unless_rejected(&Message::Stays.encode()).unwrap();
     }
 
     #[test]

@@ -57,16 +57,16 @@ impl Width {
     }
 }
 
-/// What happens to the word.
+/// What happens to the word. The numbers are those of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtomicOp {
-    Add,
-    And,
-    Or,
-    Xor,
-    Swap,
+    Add = 1,
+    And = 2,
+    Or = 3,
+    Xor = 4,
+    Swap = 5,
     /// Takes the operand if the word is equal to `compare`.
-    CompareSwap,
+    CompareSwap = 6,
 }
 
 /// One atomic operation, without its place.

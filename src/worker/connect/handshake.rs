@@ -157,9 +157,8 @@ async fn say(channel: &mut Channel, message: &[u8]) -> Result<()> {
     };
     if error.kind() == ErrorKind::ConnectionReset
         && let Ok(bytes) = channel.receive_alone().await
-        && let Ok(Message::Rejection { code, reason }) = Message::decode(&bytes)
     {
-        return Err(Message::rejection(code, reason));
+        Message::unless_rejected(&bytes)?;
     }
     Err(error)
 }
