@@ -5,7 +5,7 @@
 //!
 //! # Safety
 //! `Place::Memory` hands out an address that is valid for the whole payload until `placed` or `failed` was called or the link was
-//! dropped. It lives in `State::Memory`, which is left before `placed` is called; the interface drops the reader when it reports
+//! dropped. It lives in `State::Payload`, which is left before `placed` is called; the interface drops the reader when it reports
 //! `failed`, and takes no step once the link was dropped or detached.
 #![allow(unsafe_code)]
 
@@ -15,17 +15,14 @@ use std::{
     slice,
 };
 
-use socket2::MaybeUninitSlice;
-
 use super::{
-    frame::{Check, Format, Frame, LONG, MAX_PREFIX, SUMMED},
+    frame::{Check, Format, Frame, LONG, MAX_PREFIX, SUMMED, Sums},
     socket::Socket,
 };
 use crate::{
     error::Error,
     transport::{Place, Sink, tls::explained},
     types::LinkId,
-    util::copy::{copy, copy_slice},
 };
 
 /// Bytes of the buffer that all readers of an interface share.
@@ -59,17 +56,14 @@ pub(super) struct Reader {
 enum State {
     /// Between messages.
     Frame,
-    /// In a payload that goes to the user's memory; `left` is not 0.
-    Memory {
-        address: *mut u8,
+    /// In a payload that goes to the user's memory, at this address and under this token, or that nobody wants; `left` is not 0.
+    Payload {
+        to: Option<(*mut u8, u64)>,
         left: usize,
-        token: u64,
         check: Option<Check>,
     },
     /// In a payload that is buffered.
     Whole { frame: Frame, body: Vec<u8> },
-    /// In a payload that nobody wants.
-    Discard { left: usize, check: Option<Check> },
 }
 
 // SAFETY: the address is memory that was lent to whoever holds the reader; no thread owns it.
@@ -137,8 +131,8 @@ impl Reader {
         let kept = self.backlog.len() - self.start;
         buffer[..kept].copy_from_slice(&self.backlog[self.start..]);
         let window = self.window.min(BUFFER - kept);
-        let read = match self.read(socket, &mut buffer[kept..kept + window]) {
-            Ok(0) => return Err(self.ended(socket)),
+        let (read, short) = match self.read(socket, &mut buffer[kept..kept + window]) {
+            Ok((0, _)) => return Err(self.ended(socket)),
             Ok(read) => read,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(Step::Drained),
@@ -146,7 +140,6 @@ impl Reader {
                 _ => return Err(broken(socket, error)),
             },
         };
-        let short = self.was_short(read, window) && !socket.is_secured();
         let (buffered, mut happened) = self.arrived(read, sink)?;
         if buffered == window {
             self.window = (self.window * 4).min(BUFFER);
@@ -159,37 +152,25 @@ impl Reader {
         Ok(Step::Moved(happened.max(1), short && !self.more))
     }
 
-    /// Whether a read that brought `read` bytes, and has not been taken note of, could have brought more.
-    fn was_short(&self, read: usize, window: usize) -> bool {
-        match &self.state {
-            State::Frame | State::Discard { .. } => read < window,
-            State::Memory { left, .. } => read < left + window.min(WINDOW),
-            State::Whole { frame, body } => body.len() < frame.length.min(body.capacity()),
-        }
-    }
-
-    /// Reads once: first to where the payload under way goes, then into `buffer`. Returns all bytes read.
-    fn read(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
-        if socket.is_secured() {
-            return self.read_secured(socket, buffer);
-        }
-        // SAFETY: initialised bytes seen as perhaps uninitialised; the kernel only stores bytes there.
+    /// Reads once: first to where the payload under way goes, then into `buffer`. Returns all bytes read, and whether nothing more was there; under TLS that
+    /// is not known.
+    fn read(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
+        // SAFETY: initialised bytes seen as perhaps uninitialised; bytes are only stored there.
         let buffer = unsafe {
             slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<MaybeUninit<u8>>(), buffer.len())
         };
-        let socket = socket.inner();
-        match &mut self.state {
-            State::Frame | State::Discard { .. } => socket.recv(buffer),
-            State::Memory { address, left, .. } => {
+        let (place, ahead): (_, &mut [_]) = match &mut self.state {
+            State::Frame | State::Payload { to: None, .. } => (buffer, &mut []),
+            State::Payload {
+                to: Some((address, _)),
+                left,
+                ..
+            } => {
                 // SAFETY: the sink gave `left` bytes at `address`, valid until `placed`, which has not been called.
                 let place =
                     unsafe { slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), *left) };
                 let ahead = buffer.len().min(WINDOW);
-                let mut parts = [
-                    MaybeUninitSlice::new(place),
-                    MaybeUninitSlice::new(&mut buffer[..ahead]),
-                ];
-                socket.recv_vectored(&mut parts).map(|(read, _)| read)
+                (place, &mut buffer[..ahead])
             }
             State::Whole { frame, body } => {
                 let left = frame.length - body.len();
@@ -198,61 +179,29 @@ impl Reader {
                 }
                 let place = body.spare_capacity_mut();
                 let room = place.len().min(left);
-                let read = socket.recv(&mut place[..room])?;
-                // SAFETY: the kernel has just stored `read` bytes behind the end, within the capacity.
-                unsafe { body.set_len(body.len() + read) };
-                Ok(read)
+                (&mut place[..room], &mut [])
             }
+        };
+        let room = place.len() + ahead.len();
+        let read = socket.read(place, ahead)?;
+        if let State::Whole { body, .. } = &mut self.state {
+            // SAFETY: `read` bytes have just been stored behind the end, within the capacity.
+            unsafe { body.set_len(body.len() + read) };
         }
-    }
-
-    /// As [`read`](Self::read), of what TLS has decrypted.
-    fn read_secured(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
-        match &mut self.state {
-            State::Frame | State::Discard { .. } => {
-                let room = buffer.len();
-                let mut filled = 0;
-                socket.read_secured(room, &mut |piece| {
-                    copy_slice(piece, &mut buffer[filled..filled + piece.len()]);
-                    filled += piece.len();
-                })
-            }
-            State::Memory { address, left, .. } => {
-                let (address, left) = (*address, *left);
-                let ahead = buffer.len().min(WINDOW);
-                let mut filled = 0;
-                socket.read_secured(left + ahead, &mut |piece| {
-                    let (direct, behind) = piece.split_at(piece.len().min(left - filled.min(left)));
-                    if !direct.is_empty() {
-                        // SAFETY: no more than `left` bytes were filled, and the sink gave so many.
-                        let place = unsafe { address.add(filled) };
-                        // SAFETY: within the same bytes, lent until `placed`, which has not been called; the piece is TLS's own.
-                        unsafe { copy(direct.as_ptr(), place, direct.len()) };
-                    }
-                    let past = (filled + direct.len()).saturating_sub(left);
-                    copy_slice(behind, &mut buffer[past..past + behind.len()]);
-                    filled += piece.len();
-                })
-            }
-            State::Whole { frame, body } => {
-                let left = frame.length - body.len();
-                socket.read_secured(left.min(FIRST), &mut |piece| body.extend_from_slice(piece))
-            }
-        }
+        Ok((read, read < room && !socket.is_secured()))
     }
 
     /// Takes note of `read` bytes. Returns how many of them are in the buffer, and how many things happened.
     fn arrived(&mut self, read: usize, sink: &mut dyn Sink) -> Result<(usize, usize), End> {
         match &mut self.state {
-            State::Frame | State::Discard { .. } => Ok((read, 0)),
-            State::Memory {
-                address,
+            State::Frame | State::Payload { to: None, .. } => Ok((read, 0)),
+            State::Payload {
+                to: Some((address, token)),
                 left,
-                token,
                 check,
             } => {
                 let direct = read.min(*left);
-                // SAFETY: the kernel has just stored these bytes, within the `left` that the sink gave.
+                // SAFETY: these bytes have just been stored, within the `left` that the sink gave.
                 let part = unsafe { slice::from_raw_parts(*address, direct) };
                 // SAFETY: within the `left` bytes that the sink gave.
                 *address = unsafe { address.add(direct) };
@@ -269,7 +218,7 @@ impl Reader {
                 }
                 let (frame, body) = (*frame, mem::take(body));
                 self.state = State::Frame;
-                check_payload(&frame, &body[frame.prefix..])?;
+                checked(&frame, |sums| sums.payload, &body[frame.prefix..])?;
                 self.deliver(frame, &body, sink)?;
                 Ok((0, 1))
             }
@@ -301,24 +250,26 @@ impl Reader {
                     used += taken;
                     happened += 1;
                 }
-                State::Memory {
-                    address,
-                    left,
-                    token,
-                    check,
-                } => {
+                State::Payload { to, left, check } => {
                     let part = &rest[..rest.len().min(*left)];
-                    // SAFETY: `address` has room for `left` bytes, lent by the sink; `rest` is ours, so they do not overlap.
-                    unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-                    // SAFETY: within the same bytes.
-                    *address = unsafe { address.add(part.len()) };
                     used += part.len();
-                    let token = *token;
+                    if let Some((address, _)) = to {
+                        // SAFETY: `address` has room for `left` bytes, lent by the sink; `rest` is ours, so they do not overlap.
+                        unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+                        // SAFETY: within the same bytes.
+                        *address = unsafe { address.add(part.len()) };
+                    }
+                    let to = *to;
                     if !passed(part, left, check)? {
                         break;
                     }
-                    self.placed(token, sink);
-                    happened += 1;
+                    match to {
+                        Some((_, token)) => {
+                            self.placed(token, sink);
+                            happened += 1;
+                        }
+                        None => self.state = State::Frame,
+                    }
                 }
                 State::Whole { frame, body } => {
                     // `begin` delivers a message that is complete in the buffer, so this one is not.
@@ -326,14 +277,6 @@ impl Reader {
                     body.extend_from_slice(&rest[..count]);
                     used += count;
                     break;
-                }
-                State::Discard { left, check } => {
-                    let part = &rest[..rest.len().min(*left)];
-                    used += part.len();
-                    if !passed(part, left, check)? {
-                        break;
-                    }
-                    self.state = State::Frame;
                 }
             }
         }
@@ -351,11 +294,11 @@ impl Reader {
         let Some(body) = rest.get(header..end) else {
             return Ok(None);
         };
-        check_prefix(&frame, body)?;
+        checked(&frame, |sums| sums.prefix, &body[..frame.prefix])?;
         if is_long {
             return self.begin(frame, rest, sink).map(Some);
         }
-        check_payload(&frame, &body[frame.prefix..])?;
+        checked(&frame, |sums| sums.payload, &body[frame.prefix..])?;
         self.deliver(frame, body, sink)?;
         Ok(Some(end))
     }
@@ -365,30 +308,23 @@ impl Reader {
         let header = self.format.header();
         let prefix = &rest[header..header + frame.prefix];
         let left = frame.payload();
-        let check = frame.sums.map(|sums| Check::new(sums.payload));
-        self.state = match sink
-            .place(self.id, frame.id, frame.header, prefix, left)
-            .map_err(|_| End::Refused)?
-        {
-            Place::Memory { address, token } => State::Memory {
-                address,
-                left,
-                token,
-                check,
-            },
-            Place::Discard => State::Discard { left, check },
+        let place = sink.place(self.id, frame.id, frame.header, prefix, left);
+        let to = match place.map_err(|_| End::Refused)? {
+            Place::Memory { address, token } => Some((address, token)),
+            Place::Discard => None,
             Place::Whole => {
                 if let Some(body) = rest.get(header..header + frame.length) {
-                    check_payload(&frame, &body[frame.prefix..])?;
+                    checked(&frame, |sums| sums.payload, &body[frame.prefix..])?;
                     self.deliver(frame, body, sink)?;
                     return Ok(header + frame.length);
                 }
-                State::Whole {
-                    frame,
-                    body: prefix.to_vec(),
-                }
+                let body = prefix.to_vec();
+                self.state = State::Whole { frame, body };
+                return Ok(header + frame.prefix);
             }
         };
+        let check = frame.sums.map(|sums| Check::new(sums.payload));
+        self.state = State::Payload { to, left, check };
         Ok(header + frame.prefix)
     }
 
@@ -440,18 +376,10 @@ fn broken(socket: &Socket, error: io::Error) -> End {
     })
 }
 
-/// Checks the prefix at the front of a body.
-fn check_prefix(frame: &Frame, body: &[u8]) -> Result<(), End> {
+/// Checks part of a body, all of which is there, by its sum.
+fn checked(frame: &Frame, sum: impl Fn(Sums) -> u32, part: &[u8]) -> Result<(), End> {
     match frame.sums {
-        Some(sums) => Check::whole(sums.prefix, &body[..frame.prefix]).map_err(End::Failed),
-        None => Ok(()),
-    }
-}
-
-/// Checks a payload of which all is there.
-fn check_payload(frame: &Frame, payload: &[u8]) -> Result<(), End> {
-    match frame.sums {
-        Some(sums) => Check::whole(sums.payload, payload).map_err(End::Failed),
+        Some(sums) => Check::whole(sum(sums), part).map_err(End::Failed),
         None => Ok(()),
     }
 }

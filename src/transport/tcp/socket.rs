@@ -1,14 +1,26 @@
 //! What the two halves of a link share: the socket, and a few words between them.
+//!
+//! # Safety
+//! What TLS has decrypted is copied to where it is wanted, no more than there is room for.
+#![allow(unsafe_code)]
 
 use std::{
     io::{self, IoSlice, Read, Write},
+    mem::{self, MaybeUninit},
     net::Shutdown,
     os::fd::{AsRawFd, RawFd},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use socket2::MaybeUninitSlice;
+
 use super::options::NAME;
-use crate::{ErrorKind, error::Error, transport::tls::Session, util::lock::Mutex};
+use crate::{
+    ErrorKind,
+    error::Error,
+    transport::tls::Session,
+    util::{copy::copy, lock::Mutex},
+};
 
 /// A connected, non-blocking socket. Both halves run under the worker's lock, so the flags need no order.
 #[derive(Debug)]
@@ -41,27 +53,36 @@ impl Socket {
         }
     }
 
-    /// The socket, for those who read from it past [`read_secured`](Self::read_secured).
-    pub(super) fn inner(&self) -> &socket2::Socket {
-        &self.inner
-    }
-
     /// Whether there is TLS.
     pub(super) fn is_secured(&self) -> bool {
         self.session.is_some()
     }
 
-    /// Reads under TLS as [`Session::read`] does.
-    pub(super) fn read_secured(
+    /// Reads once, to `place` and then `ahead`. Returns all bytes read; under TLS, what was decrypted of them, as [`Session::read`] does.
+    pub(super) fn read(
         &self,
-        room: usize,
-        put: &mut dyn FnMut(&[u8]),
+        place: &mut [MaybeUninit<u8>],
+        ahead: &mut [MaybeUninit<u8>],
     ) -> io::Result<usize> {
         let Some(session) = &self.session else {
-            return Err(io::ErrorKind::Unsupported.into());
+            if ahead.is_empty() {
+                return self.inner.recv(place);
+            }
+            let mut parts = [place, ahead].map(MaybeUninitSlice::new);
+            return self.inner.recv_vectored(&mut parts).map(|(read, _)| read);
         };
         let mut session = session.lock();
-        let read = session.read(&mut Raw(&self.inner), room, put);
+        let room = place.len() + ahead.len();
+        let mut parts = [place, ahead];
+        let read = session.read(&mut Raw(&self.inner), room, &mut |mut piece| {
+            for part in &mut parts {
+                let (now, later) = piece.split_at(piece.len().min(part.len()));
+                let (filled, rest) = mem::take(part).split_at_mut(now.len());
+                // SAFETY: as many bytes there; the piece is TLS's own.
+                unsafe { copy(now.as_ptr(), filled.as_mut_ptr().cast(), now.len()) };
+                (*part, piece) = (rest, later);
+            }
+        });
         if session.wants_write() {
             // An answer to what was read, or a word on what is wrong with it. A socket that is broken is found so by the next read.
             let _ = session.flush(&mut Raw(&self.inner));
