@@ -13,6 +13,7 @@
 use std::{
     fmt,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -47,7 +48,7 @@ pub(crate) struct Established {
     pub(crate) ringer: Ringer,
     pub(crate) socket: Socket,
     /// The peer's process, when it is watched.
-    pub(crate) process: Option<PidFd>,
+    pub(crate) process: Option<Arc<PidFd>>,
     pub(crate) name: String,
 }
 
@@ -64,7 +65,7 @@ impl ShmConnector {
 
     async fn serve(channel: &mut Channel) -> Result<(Segment, Bell, Ringer)> {
         let made = make_segment().and_then(|made| Ok((made, make_bell()?)));
-        let ((memory, mut segment), bell) = give_up_unless(channel, made).await?;
+        let ((memory, mapping), bell) = give_up_unless(channel, made).await?;
         let mut offer = vec![GO_ON];
         offer.extend_from_slice(&offer_body());
         let own_registered = membarrier::available();
@@ -75,9 +76,7 @@ impl ShmConnector {
         let (body, fds) = receive(channel).await?;
         let answer = take_answer(&body, fds);
         let (ringer, registered) = give_up_unless(channel, answer).await?;
-        if registered && own_registered {
-            segment.both_registered();
-        }
+        let segment = Segment::new(mapping, Role::Server, registered && own_registered)?;
         channel.send(&[GO_ON], &[]).await?;
         Ok((segment, bell, ringer))
     }
@@ -121,7 +120,7 @@ impl Connector for ShmConnector {
     ) -> Result<Connected> {
         let place = |error: Error| error.over(NAME).with_peer(&peer.name);
         let allowed = self.can_use(channel, peer);
-        let (segment, bell, ringer) = async {
+        let (mut segment, bell, ringer) = async {
             give_up_unless(channel, allowed).await?;
             match role {
                 Role::Server => Self::serve(channel).await,
@@ -131,21 +130,15 @@ impl Connector for ShmConnector {
         .await
         .map_err(place)?;
         let socket = Socket::new(channel.take_unix().map_err(place)?);
-        if let Ok(process) = PidFd::of_peer(socket.as_fd()) {
-            segment.set_peer(process);
-        }
         // Without a pidfd (an old kernel, another process namespace) the socket alone tells that the peer is gone.
-        let process = if self.options.use_pidfd {
-            PidFd::of_peer(socket.as_fd()).ok()
-        } else {
-            None
-        };
+        let process = PidFd::of_peer(socket.as_fd()).ok().map(Arc::new);
+        segment.set_peer(process.clone());
         Ok(Connected(Box::new(Established {
             segment,
             bell,
             ringer,
             socket,
-            process,
+            process: process.filter(|_| self.options.use_pidfd),
             name: peer.name.clone(),
         })))
     }
@@ -171,13 +164,10 @@ fn same_user(channel: &Channel) -> Result<()> {
     Ok(())
 }
 
-fn make_segment() -> Result<(Memfd, Segment)> {
-    let made =
-        Memfd::create(c"wharf-pair", SEGMENT).and_then(|memory| Ok((memory.map_sparse()?, memory)));
-    let (mapping, memory) =
-        made.map_err(|error| Error::io("making the segment to share with the peer", error))?;
-    let segment = Segment::new(mapping, Role::Server)?;
-    Ok((memory, segment))
+fn make_segment() -> Result<(Memfd, Mapping)> {
+    Memfd::create(c"wharf-pair", SEGMENT)
+        .and_then(|memory| memory.map_sparse().map(|mapping| (memory, mapping)))
+        .map_err(|error| Error::io("making the segment to share with the peer", error))
 }
 
 /// Magic, version, bytes of the segment: 16 bytes.
@@ -212,10 +202,7 @@ fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(S
         }
     };
     let ringer = take_ringer(ringer)?;
-    let mut segment = Segment::new(mapping, Role::Client)?;
-    if registered && own_registered {
-        segment.both_registered();
-    }
+    let segment = Segment::new(mapping, Role::Client, registered && own_registered)?;
     Ok((segment, ringer))
 }
 

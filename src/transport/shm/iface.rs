@@ -94,7 +94,7 @@ struct Entry {
     id: LinkId,
     consumer: Consumer,
     peer: Arc<Peer>,
-    process: Option<PidFd>,
+    process: Option<Arc<PidFd>>,
     is_hot: bool,
     /// Empty looks in a row.
     idle: usize,
@@ -349,7 +349,7 @@ impl ShmInterface {
             }
             let id = entry.id;
             if event.token & 1 == 1 {
-                if entry.process.as_ref().is_some_and(PidFd::has_exited) {
+                if entry.process.as_ref().is_some_and(|peer| peer.has_exited()) {
                     entry.peer.segment.set_peer_exited();
                     entry.ended = Some(Error::new(
                         ErrorKind::PeerDied,

@@ -10,7 +10,7 @@
 use std::{
     ptr::NonNull,
     sync::{
-        OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -35,17 +35,17 @@ pub(crate) struct Segment {
     role: Role,
     exited: AtomicBool,
     /// The peer's process, where the system says which it is.
-    process: OnceLock<PidFd>,
+    process: Option<Arc<PidFd>>,
     /// Both processes can be made to pass a barrier, so that whoever comes by often leaves its fences out.
     calm: bool,
 }
 
 impl Segment {
-    /// Takes a mapping of [`SEGMENT`] bytes.
+    /// Takes a mapping of [`SEGMENT`] bytes. `calm`: both ends have registered for barriers that the kernel makes every thread pass, and have said so.
     ///
     /// # Errors
     /// A mapping of another size.
-    pub(crate) fn new(mapping: Mapping, role: Role) -> Result<Self> {
+    pub(crate) fn new(mapping: Mapping, role: Role, calm: bool) -> Result<Self> {
         if mapping.len() != SEGMENT {
             return Err(crate::Error::new(
                 crate::ErrorKind::Protocol,
@@ -56,14 +56,9 @@ impl Segment {
             mapping,
             role,
             exited: AtomicBool::new(false),
-            process: OnceLock::new(),
-            calm: false,
+            process: None,
+            calm,
         })
-    }
-
-    /// Both ends have registered for barriers that the kernel makes every thread pass, and have said so.
-    pub(crate) fn both_registered(&mut self) {
-        self.calm = true;
     }
 
     /// The ring that this end sends into.
@@ -82,9 +77,8 @@ impl Segment {
     }
 
     /// Notes the peer's process.
-    pub(crate) fn set_peer(&self, process: PidFd) {
-        // It is noted once.
-        let _ = self.process.set(process);
+    pub(crate) fn set_peer(&mut self, process: Option<Arc<PidFd>>) {
+        self.process = process;
     }
 
     /// Which ring this end sends into.
@@ -116,7 +110,7 @@ unsafe impl SharedMemory for Segment {
         if self.exited.load(Ordering::Acquire) {
             return true;
         }
-        let has_exited = self.process.get().is_some_and(PidFd::has_exited);
+        let has_exited = self.process.as_ref().is_some_and(|peer| peer.has_exited());
         if has_exited {
             self.set_peer_exited();
         }

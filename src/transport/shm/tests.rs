@@ -1026,7 +1026,7 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     let ringer = Bell::new().expect("a bell");
     let bell = EventFd::new().expect("eventfd");
     let segment = Memfd::create(c"wharf-test", SEGMENT).expect("memfd");
-    Segment::new(segment.map().expect("map"), Role::Server).expect("a segment");
+    Segment::new(segment.map().expect("map"), Role::Server, false).expect("a segment");
     let good = {
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
@@ -1110,7 +1110,7 @@ fn a_bell_that_blocks_does_not_hold_the_sender() {
     nix::fcntl::fcntl(&bell, blocking).expect("flags");
     bell.expire_every(Duration::from_nanos(1));
     let mapping = Mapping::of_received(segment.as_fd(), SEGMENT).expect("map");
-    let own = Segment::new(mapping, Role::Client).expect("a segment");
+    let own = Segment::new(mapping, Role::Client, false).expect("a segment");
     // SAFETY: the segment outlives it, and this is the only one of this end.
     let mut consumer = unsafe { Consumer::new(own.incoming(), own.has_barriers()) };
     let (told, heard) = std::sync::mpsc::channel();
