@@ -188,16 +188,10 @@ impl Future for FlushAll<'_> {
         let this = &mut *self;
         if !std::mem::replace(&mut this.begun, true) {
             let begun = this.worker.shared().begin(Operation::Flush, |engine| {
-                let core = &mut engine.core;
-                let alive = core
-                    .movers
-                    .ctx
-                    .peers
-                    .iter()
-                    .flatten()
-                    .filter(|peer| peer.is_alive());
+                let ctx = engine.ctx();
+                let alive = ctx.connections().filter(|peer| peer.is_alive());
                 let links: Vec<_> = alive.map(|peer| peer.slot).collect();
-                let begin = |link| core.movers.ctx.begin_flush(link, this.fence);
+                let begin = |link| ctx.begin_flush(link, this.fence);
                 links.into_iter().filter_map(begin).collect::<Vec<_>>()
             });
             let handle = this.worker.handle();

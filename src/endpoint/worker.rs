@@ -13,7 +13,7 @@ use crate::{
     protocol::WorkerAddress,
     sys::fork,
     types::{EndpointId, WorkerId, text::words},
-    worker::{Handle, WorkerMetrics, connect, engine::Engine, peer::Status, shared::Shared},
+    worker::{Handle, WorkerMetrics, connect, engine::Engine, shared::Shared},
 };
 
 use super::{
@@ -164,12 +164,8 @@ impl Worker {
     #[must_use]
     pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
         let link = self.shared().ask(|engine| {
-            let peer = engine
-                .ctx()
-                .peers
-                .iter_mut()
-                .flatten()
-                .find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
+            let mut peers = engine.ctx().peers.iter_mut().flatten();
+            let peer = peers.find(|peer| peer.id == id && peer.is_open())?;
             peer.handles += 1;
             Some(peer.slot)
         })??;

@@ -114,6 +114,11 @@ impl Ctx {
         of(&mut self.peers, link, id)
     }
 
+    /// All connections that are known, those that have ended among them.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.iter().flatten()
+    }
+
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
         self.peer(link)?.one_copy.as_deref_mut()
     }

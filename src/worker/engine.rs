@@ -15,8 +15,7 @@ use crate::{
     transport::{Connected, InPlace, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
     worker::{
-        LaneMetrics, Traffic, core::Core, ctx::Ctx, device::Open, movers::Movers, peer::Status,
-        watch::Watch,
+        LaneMetrics, Traffic, core::Core, ctx::Ctx, device::Open, movers::Movers, watch::Watch,
     },
 };
 
@@ -226,7 +225,7 @@ impl Engine {
     /// Ends a connection.
     pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
         if let Some(peer) = self.core.movers.ctx.peer(link)
-            && !matches!(peer.status, Status::Closed(_))
+            && peer.is_alive()
         {
             let index = peer.interface;
             let sent = peer
@@ -240,6 +239,14 @@ impl Engine {
                 self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
+        }
+    }
+
+    /// Ends all connections.
+    pub(crate) fn fail_all(&mut self, why: &'static str) {
+        let links: Vec<_> = self.ctx().connections().map(|peer| peer.slot).collect();
+        for link in links {
+            self.fail(link, Error::new(ErrorKind::Closed, why));
         }
     }
 
@@ -574,18 +581,7 @@ impl Drop for Engine {
             }
             return;
         }
-        let links: Vec<_> = self
-            .core
-            .movers
-            .ctx
-            .peers
-            .iter()
-            .flatten()
-            .map(|peer| peer.slot)
-            .collect();
-        for link in links {
-            self.fail(link, Error::new(ErrorKind::Closed, "the worker is gone"));
-        }
+        self.fail_all("the worker is gone");
         self.core.movers.ctx.end_writers();
         self.core.movers.outlive();
     }

@@ -22,7 +22,7 @@ use crate::{
         engine::Engine,
         errands::OffLock,
         held::quotas,
-        peer::Status,
+        peer::Peer,
         reactor::{self, Reactor},
         shared::{Shared, Transport},
     },
@@ -126,18 +126,11 @@ impl Handle {
         let links = shared.with(|engine| {
             engine.closing.get_or_insert(SHUT_DOWN);
             let core = &mut engine.core;
-            let links: Vec<_> = core
-                .movers
-                .ctx
-                .peers
-                .iter()
-                .flatten()
-                .map(|peer| (peer.slot, peer.id))
-                .collect();
+            let links = core.movers.ctx.connections();
+            let links: Vec<_> = links.map(|peer| (peer.slot, peer.id)).collect();
             for (link, _) in &links {
-                if let Some(peer) = core.movers.ctx.peer(*link)
-                    && matches!(peer.status, Status::Open)
-                {
+                let peer = core.movers.ctx.peer(*link);
+                if peer.is_some_and(|peer| peer.is_open()) {
                     core.begin_close(*link, Leaves::ShutDown, None);
                 }
             }
@@ -170,18 +163,7 @@ impl Handle {
     fn stop(shared: &Arc<Shared>, why: &'static str) {
         shared.with(|engine| {
             let why = *engine.closing.get_or_insert(why);
-            let links: Vec<_> = engine
-                .core
-                .movers
-                .ctx
-                .peers
-                .iter()
-                .flatten()
-                .map(|peer| peer.slot)
-                .collect();
-            for link in links {
-                engine.fail(link, Error::new(ErrorKind::Closed, why));
-            }
+            engine.fail_all(why);
             engine.core.end_all(&Error::new(ErrorKind::Closed, why));
         });
         shared.end_devices();
@@ -227,16 +209,7 @@ impl Drop for Handle {
         if fork::forked() || shared.stopping.load(Ordering::Acquire) {
             return;
         }
-        let pending = shared.with(|engine| {
-            engine
-                .core
-                .movers
-                .ctx
-                .peers
-                .iter()
-                .flatten()
-                .any(|peer| !matches!(peer.status, Status::Closed(_)))
-        });
+        let pending = shared.with(|engine| engine.ctx().connections().any(Peer::is_alive));
         if !pending {
             Self::stop(&shared, SHUT_DOWN);
             return;

@@ -351,7 +351,7 @@ fn a_receive_that_the_peer_is_inside() {
                 endpoint,
             } = Pair::new().await;
             let theirs = there.shared.with(|engine| {
-                let mut peers = engine.core.movers.ctx.peers.iter().flatten();
+                let mut peers = engine.ctx().connections();
                 let peer = peers.next().expect("connected");
                 peer.one_copy
                     .as_ref()

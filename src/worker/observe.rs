@@ -109,7 +109,7 @@ impl Engine {
     fn metrics(&self) -> WorkerMetrics {
         let counts = &self.core.movers.ctx.counts;
         let mut lanes = self.lanes();
-        for peer in self.core.movers.ctx.peers.iter().flatten() {
+        for peer in self.core.movers.ctx.connections() {
             if let (Some(lane), Some(link)) = (lanes.get_mut(peer.interface), &peer.link) {
                 lane.sent.join(link.sent);
             }

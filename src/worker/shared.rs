@@ -495,7 +495,7 @@ impl RegionWatcher for Shared {
         self.with(|engine| {
             let core = &mut engine.core;
             let worker = self.me.get().cloned().unwrap_or_default();
-            let peers = core.movers.ctx.peers.iter().flatten();
+            let peers = core.movers.ctx.connections();
             let open = peers.filter_map(|peer| Some((&peer.one_copy.as_ref()?.pair, peer.slot)));
             let mut take_back = |pair: &Arc<Pair>, link| {
                 if pair.take_back(slot, generation) && !pair.is_peer_outside() {

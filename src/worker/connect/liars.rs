@@ -55,7 +55,7 @@ async fn dial_as(shared: &Arc<Shared>, name: &[u8], user: u32) -> Result<(LinkId
 fn sources(shared: &Shared) -> Vec<(Source, u32)> {
     shared.with(|engine| {
         let core = &engine.core;
-        let peers = core.movers.ctx.peers.iter().flatten();
+        let peers = core.movers.ctx.connections();
         peers
             .map(|peer| {
                 let account = peer.account.expect("it goes on");

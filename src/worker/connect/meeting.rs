@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use crate::{
     types::{EndpointId, LinkId, WorkerId},
-    worker::{peer::Status, shared::Shared},
+    worker::{peer::at, shared::Shared},
 };
 
 /// Counts one connection of a meeting in, and out again however it ends.
@@ -71,12 +71,8 @@ impl Drop for Met<'_> {
         if self.accepts {
             // Who waited for it looks again, and dials if there is nothing.
             self.shared.with(|engine| {
-                engine
-                    .core
-                    .movers
-                    .ctx
-                    .wakes
-                    .append(&mut engine.core.movers.ctx.arrivals)
+                let ctx = engine.ctx();
+                ctx.wakes.append(&mut ctx.arrivals);
             });
         }
     }
@@ -92,7 +88,7 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
     };
     std::future::poll_fn(|cx| {
         if coming() {
-            shared.with(|engine| engine.core.movers.ctx.arrivals.push(cx.waker().clone()));
+            shared.with(|engine| engine.ctx().arrivals.push(cx.waker().clone()));
             if coming() {
                 return claim(shared, worker)
                     .map_or(Poll::Pending, |found| Poll::Ready(Some(found)));
@@ -107,17 +103,13 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
 /// Takes a connection that the worker itself has made to this one.
 pub(super) fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     shared.with(|engine| {
-        let core = &mut engine.core;
-        let index = core.movers.ctx.unclaimed.iter().position(|link| {
-            core.movers
-                .ctx
-                .peers
-                .get(link.index())
-                .and_then(Option::as_ref)
-                .is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
+        let ctx = engine.ctx();
+        let index = ctx.unclaimed.iter().position(|link| {
+            let peer = at(&mut ctx.peers, *link);
+            peer.is_some_and(|peer| peer.worker == worker && peer.is_open())
         })?;
-        let link = core.movers.ctx.unclaimed.swap_remove(index);
-        let peer = core.movers.ctx.peer(link)?;
+        let link = ctx.unclaimed.swap_remove(index);
+        let peer = ctx.peer(link)?;
         peer.handles += 1;
         peer.claimed = true;
         Some((link, peer.id))
