@@ -31,12 +31,9 @@ const ENGINES: usize = 1 << 12;
 const PEEKS: usize = 8;
 
 struct Installed {
-    name: &'static str,
     interface: Box<dyn Interface>,
-    links: usize,
     /// What links that are gone had taken, and what all of them brought.
-    sent: Traffic,
-    received: Traffic,
+    lane: LaneMetrics,
 }
 
 pub(crate) struct Engine {
@@ -149,16 +146,23 @@ impl Engine {
             Ok(open) => open,
             Err(error) => return self.core.movers.engine_opened(slot, Err(error)),
         };
-        let registry = self.poll.registry().try_clone();
-        let registry = registry.map_err(|error| Error::io("the worker's poll", error));
-        let base = (ENGINES + slot) << Registry::TOKEN_BITS;
-        match registry.and_then(|registry| open.register(Registry { registry, base })) {
+        let registry = self.registry(ENGINES + slot);
+        match registry.and_then(|registry| open.register(registry)) {
             Ok(()) => self.core.movers.engine_opened(slot, Ok(open)),
             Err(error) => {
                 self.core.movers.engine_opened(slot, Err(error));
                 Some(open)
             }
         }
+    }
+
+    /// Where the interface or engine of this number registers fds.
+    fn registry(&self, number: usize) -> Result<Registry> {
+        let registry = self.poll.registry().try_clone();
+        Ok(Registry {
+            registry: registry.map_err(|error| Error::io("the worker's poll", error))?,
+            base: number << Registry::TOKEN_BITS,
+        })
     }
 
     /// A duplicate of the poll's fd, for the reactor: the same object under a number of its own.
@@ -175,21 +179,13 @@ impl Engine {
         name: &'static str,
         mut interface: Box<dyn Interface>,
     ) -> Result<()> {
-        let registry = self
-            .poll
-            .registry()
-            .try_clone()
-            .map_err(|error| Error::io("the worker's poll", error))?;
-        interface.register(Registry {
-            registry,
-            base: self.interfaces.len() << Registry::TOKEN_BITS,
-        })?;
+        interface.register(self.registry(self.interfaces.len())?)?;
         self.interfaces.push(Installed {
-            name,
             interface,
-            links: 0,
-            sent: Traffic::default(),
-            received: Traffic::default(),
+            lane: LaneMetrics {
+                transport: name,
+                ..LaneMetrics::default()
+            },
         });
         Ok(())
     }
@@ -211,12 +207,12 @@ impl Engine {
             .interfaces
             .iter_mut()
             .enumerate()
-            .find(|(_, installed)| installed.name == transport)
+            .find(|(_, installed)| installed.lane.transport == transport)
             .ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "no such transport on this worker")
             })?;
         let link = installed.interface.attach(id, connected)?;
-        installed.links += 1;
+        installed.lane.connections += 1;
         self.links += 1;
         self.disarm();
         Ok((index, link))
@@ -234,8 +230,8 @@ impl Engine {
                 .map_or_else(Traffic::default, |link| link.sent);
             if let Some(installed) = self.interfaces.get_mut(index) {
                 installed.interface.detach(link);
-                installed.links = installed.links.saturating_sub(1);
-                installed.sent.join(sent);
+                installed.lane.connections = installed.lane.connections.saturating_sub(1);
+                installed.lane.sent.join(sent);
                 self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
@@ -262,12 +258,12 @@ impl Engine {
         };
         let mut moved = 0;
         for (index, installed) in self.interfaces.iter_mut().enumerate() {
-            if installed.links > 0 {
+            if installed.lane.connections > 0 {
                 let taken = installed.interface.progress(budget, &mut self.core);
                 if taken > 0 {
                     moved += taken;
                     let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
-                    installed.received.join(received);
+                    installed.lane.received.join(received);
                     self.latest = index;
                 }
             }
@@ -302,7 +298,7 @@ impl Engine {
             return false;
         }
         let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
-        installed.received.join(received);
+        installed.lane.received.join(received);
         self.moved(1);
         true
     }
@@ -320,7 +316,7 @@ impl Engine {
             return None;
         };
         let length = length as usize;
-        installed.received.add(length);
+        installed.lane.received.add(length);
         // As a lap: who takes one message after the other drives. Not armed, as the caller has seen.
         self.laps = self.laps.wrapping_add(1);
         self.happened = self.happened.wrapping_add(1);
@@ -343,7 +339,7 @@ impl Engine {
         let installed = self.interfaces.get_mut(self.latest)?;
         // SAFETY: the caller's promise.
         let message = unsafe { installed.interface.take_in_place(id, header, mask, looks) }?;
-        installed.received.add(message.held.length());
+        installed.lane.received.add(message.held.length());
         // As in `take`.
         self.laps = self.laps.wrapping_add(1);
         self.happened = self.happened.wrapping_add(1);
@@ -388,7 +384,8 @@ impl Engine {
     #[cold]
     pub(in crate::worker) fn looks_cost(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
-        interfaces.any(|installed| installed.links > 0 && installed.interface.looks_cost())
+        interfaces
+            .any(|installed| installed.lane.connections > 0 && installed.interface.looks_cost())
     }
 
     fn follow_up(&mut self) -> usize {
@@ -485,7 +482,7 @@ impl Engine {
             || !self
                 .interfaces
                 .iter_mut()
-                .filter(|installed| installed.links > 0)
+                .filter(|installed| installed.lane.connections > 0)
                 .all(|installed| installed.interface.arm())
             || !self.core.movers.devices.arm()
         {
@@ -517,7 +514,7 @@ impl Engine {
     /// Whether a message is read where it lies: who sleeps must not sleep for long.
     pub(crate) fn is_held(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
-        interfaces.any(|installed| installed.links > 0 && installed.interface.is_held())
+        interfaces.any(|installed| installed.lane.connections > 0 && installed.interface.is_held())
     }
 
     /// Whether who sends next has to ring.
@@ -535,13 +532,8 @@ impl Engine {
 
     /// The transports, with what they brought, and what links that are gone had taken.
     pub(crate) fn lanes(&self) -> Vec<LaneMetrics> {
-        let lane = |installed: &Installed| LaneMetrics {
-            transport: installed.name,
-            connections: installed.links,
-            sent: installed.sent,
-            received: installed.received,
-        };
-        self.interfaces.iter().map(lane).collect()
+        let lanes = self.interfaces.iter();
+        lanes.map(|installed| installed.lane.clone()).collect()
     }
 
     /// The doorbell was rung.
@@ -562,7 +554,7 @@ impl Engine {
         if self.armed {
             self.armed = false;
             for installed in &mut self.interfaces {
-                if installed.links > 0 {
+                if installed.lane.connections > 0 {
                     installed.interface.disarm();
                 }
             }
