@@ -16,7 +16,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey},
     util::copy::copy_slice,
     worker::{
-        metrics::Counts,
+        metrics::{Traffic, WorkerMetrics},
         operations::{self, Arrival, Body, Ended, Entry, Operations, RecvStage, Unexpected, Work},
         peer::{OneCopy, Peer, Status, at, of},
         pressure::Deferred,
@@ -69,7 +69,10 @@ pub(crate) struct Ctx {
     pub(crate) scratch: Vec<u8>,
     /// What the answers of this turn cost beside their bytes, in bytes that could have been sent instead.
     pub(crate) effort: u64,
-    pub(crate) counts: Counts,
+    /// What is counted under the lock.
+    pub(crate) counts: WorkerMetrics,
+    /// What came in since the interface that brings it began its pass.
+    pub(crate) received: Traffic,
     /// What peers make this worker hold, and may.
     pub(crate) ledger: Ledger,
 }
@@ -98,7 +101,8 @@ impl Ctx {
             rendezvous_threshold,
             scratch: Vec::new(),
             effort: 0,
-            counts: Counts::default(),
+            counts: WorkerMetrics::default(),
+            received: Traffic::default(),
             ledger: Ledger::default(),
         }
     }

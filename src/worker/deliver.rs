@@ -716,7 +716,7 @@ impl Sink for Core {
         }
         if !matches!(place, Ok(Place::Whole)) {
             // The others follow as messages.
-            self.movers.ctx.counts.received.add(prefix.len() + length);
+            self.movers.ctx.received.add(prefix.len() + length);
         }
         self.act();
         place.map_err(|error| self.movers.ctx.broken(from, error))
@@ -887,7 +887,7 @@ impl Core {
         body: &[u8],
         hold: Option<&Arc<Hold>>,
     ) -> Result<()> {
-        self.movers.ctx.counts.received.add(body.len());
+        self.movers.ctx.received.add(body.len());
         let done = match id {
             control::TAG_EAGER if self.eager_direct(from, Tag(header), body) => return Ok(()),
             control::AM_EAGER if self.am_direct(from, header, body, hold) => return Ok(()),

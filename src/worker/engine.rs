@@ -262,7 +262,7 @@ impl Engine {
                 let taken = installed.interface.progress(budget, &mut self.core);
                 if taken > 0 {
                     moved += taken;
-                    let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
+                    let received = std::mem::take(&mut self.core.movers.ctx.received);
                     installed.lane.received.join(received);
                     self.latest = index;
                 }
@@ -297,7 +297,7 @@ impl Engine {
         if !installed.interface.glance(&mut self.core) {
             return false;
         }
-        let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
+        let received = std::mem::take(&mut self.core.movers.ctx.received);
         installed.lane.received.join(received);
         self.moved(1);
         true

@@ -73,7 +73,7 @@ impl Ctx {
             connection,
             source,
             worker,
-            unread_answers: self.counts.unread_answers,
+            unread_answers: self.counts.refused.unread_answers,
         }
     }
 
@@ -128,7 +128,7 @@ impl Ctx {
         };
         if let Some(account) = peer.account {
             if peer.owed >= ANSWERS && !peer.is_own() {
-                self.counts.unread_answers += 1;
+                self.counts.refused.unread_answers += 1;
                 let text = "the peer asks for more than it reads";
                 return Err(Error::new(ErrorKind::Protocol, text));
             }

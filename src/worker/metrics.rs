@@ -192,27 +192,7 @@ pub struct WorkerMetrics {
     pub mean_wait: Duration,
 }
 
-/// What is counted under the worker's lock.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    /// What came in since the interface that brings it began its pass.
-    pub(crate) received: Traffic,
-    pub(crate) mapped: Traffic,
-    pub(crate) cma: Traffic,
-    pub(crate) one_sided: Traffic,
-    pub(crate) device_copies: Traffic,
-    pub(crate) staged: Traffic,
-    pub(crate) found_at_once: u64,
-    pub(crate) found_spinning: u64,
-    pub(crate) parked: u64,
-    pub(crate) wakes: u64,
-    pub(crate) doorbells: u64,
-    pub(crate) fd_wakeups: u64,
-    pub(crate) arms: u64,
-    pub(crate) unread_answers: u64,
-}
-
-impl Counts {
+impl WorkerMetrics {
     /// A copy straight from or to a peer's memory.
     #[inline]
     pub(crate) fn copied(&mut self, is_mapped: bool, bytes: usize) {

@@ -107,35 +107,23 @@ impl Shared {
 
 impl Engine {
     fn metrics(&self) -> WorkerMetrics {
-        let counts = &self.core.movers.ctx.counts;
+        let ctx = &self.core.movers.ctx;
         let mut lanes = self.lanes();
-        for peer in self.core.movers.ctx.connections() {
+        for peer in ctx.connections() {
             if let (Some(lane), Some(link)) = (lanes.get_mut(peer.interface), &peer.link) {
                 lane.sent.join(link.sent);
             }
         }
-        let mut staged = counts.staged;
-        let (count, bytes) = self.core.movers.devices.stopped();
-        staged.join(Traffic { count, bytes });
-        WorkerMetrics {
+        let mut metrics = WorkerMetrics {
             lanes,
-            mapped: counts.mapped,
-            cma: counts.cma,
-            one_sided: counts.one_sided,
-            device_copies: counts.device_copies,
-            staged,
-            operations: self.core.movers.ctx.operations.entered() + self.core.posted.entered(),
-            in_flight: self.core.movers.ctx.operations.len() + self.core.receives,
-            held: self.core.movers.ctx.held(),
-            refused: self.core.movers.ctx.refused(),
-            found_at_once: counts.found_at_once,
-            found_spinning: counts.found_spinning,
-            parked: counts.parked,
-            wakes: counts.wakes,
-            doorbells: counts.doorbells,
-            fd_wakeups: counts.fd_wakeups,
-            arms: counts.arms,
-            ..Default::default()
-        }
+            operations: ctx.operations.entered() + self.core.posted.entered(),
+            in_flight: ctx.operations.len() + self.core.receives,
+            held: ctx.held(),
+            refused: ctx.refused(),
+            ..ctx.counts.clone()
+        };
+        let (count, bytes) = self.core.movers.devices.stopped();
+        metrics.staged.join(Traffic { count, bytes });
+        metrics
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     worker::{
         copy::{Remote, Transfer},
         ctx::Ctx,
-        metrics::Counts,
+        metrics::WorkerMetrics,
         movers::Movers,
         operations::{End, Work},
         peer::{OneCopy, Peer, at, of},
@@ -68,7 +68,7 @@ impl Ctx {
         near: &Near,
         (offset, length): (u64, usize),
         window: usize,
-    ) -> Option<(*mut u8, Inside<'_>, &mut Counts)> {
+    ) -> Option<(*mut u8, Inside<'_>, &mut WorkerMetrics)> {
         let peer =
             of(&mut self.peers, link, id).filter(|peer| peer.is_open() && peer.posted < window)?;
         let one_copy = peer.one_copy.as_ref()?;
