@@ -42,6 +42,7 @@ pub(crate) enum Event {
     Unwritten(StreamKey, Error),
 }
 
+#[derive(Default)]
 pub(crate) struct Ctx {
     pub(crate) peers: Vec<Option<Peer>>,
     /// Places among them where there is none.
@@ -83,27 +84,9 @@ impl Ctx {
         rendezvous_threshold: RendezvousThreshold,
     ) -> Self {
         Self {
-            peers: Vec::new(),
-            vacant: Vec::new(),
-            operations: Operations::default(),
-            wakes: Vec::new(),
-            deferred: Vec::new(),
-            writable: Vec::new(),
-            failures: Vec::new(),
-            runnable: VecDeque::new(),
-            submitted: Vec::new(),
-            events: VecDeque::new(),
-            owing: Vec::new(),
-            unclaimed: Vec::new(),
-            arrivals: Vec::new(),
             regions,
-            endpoints: 0,
             rendezvous_threshold,
-            scratch: Vec::new(),
-            effort: 0,
-            counts: WorkerMetrics::default(),
-            received: Traffic::default(),
-            ledger: Ledger::default(),
+            ..Self::default()
         }
     }
 
