@@ -90,7 +90,7 @@ pub(crate) const fn eager_need(length: usize) -> u64 {
 }
 
 /// The sender's end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SendWindow {
     left: u64,
 }
@@ -127,7 +127,7 @@ impl SendWindow {
 }
 
 /// The receiver's end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReceiveWindow {
     left: u64,
     unread: u64,

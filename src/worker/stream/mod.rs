@@ -45,7 +45,11 @@ use slab::Slab;
 
 use crate::{
     error::Error,
-    protocol::{ledger::AccountId, stream::StreamName},
+    protocol::{
+        ledger::AccountId,
+        stream::{STREAM_BYTES, STREAM_FIRST, StreamName},
+        window::{ReceiveWindow, SendWindow},
+    },
     types::LinkId,
     worker::stream::{key::StreamKey, spares::Spares},
 };
@@ -133,6 +137,10 @@ impl Streams {
         opened_here: bool,
     ) -> StreamKey {
         self.generation = self.generation.wrapping_add(1);
+        let (read, written) = match opened_here {
+            true => (STREAM_BYTES, STREAM_FIRST),
+            false => (STREAM_FIRST, STREAM_BYTES),
+        };
         let slot = self.entries.insert(Stream {
             generation: self.generation,
             link,
@@ -141,8 +149,16 @@ impl Streams {
             named: true,
             ended: None,
             charged: None,
-            reading: Reading::default(),
-            writing: Writing::default(),
+            reading: Reading {
+                is_held: true,
+                window: ReceiveWindow::new(read),
+                ..Reading::default()
+            },
+            writing: Writing {
+                is_held: true,
+                window: SendWindow::new(written),
+                ..Writing::default()
+            },
         });
         StreamKey {
             slot: slot as u32,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::{
     error::{Error, ErrorKind},
     memory::Buffer,
-    protocol::{stream::STREAM_BYTES, window::SendWindow},
+    protocol::window::SendWindow,
     types::OpKey,
     util::{copy::append, waker_slot::WakerSlot},
 };
@@ -20,8 +20,9 @@ pub(in crate::worker) const COPIED: usize = 64 << 10;
 pub(in crate::worker) const LENT: usize = 128 << 10;
 
 /// Where this side's direction stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::worker) enum WriteEnd {
+    #[default]
     Open,
     /// The end follows what is unsent.
     Wanted,
@@ -58,6 +59,7 @@ pub(in crate::worker) enum Loan {
     Refused,
 }
 
+#[derive(Default)]
 pub(in crate::worker) struct Writing {
     /// A handle may still write it.
     pub(in crate::worker) is_held: bool,
@@ -83,27 +85,6 @@ pub(in crate::worker) struct Writing {
     pub(in crate::worker) waker: WakerSlot,
     /// Why nothing leaves any more.
     pub(in crate::worker) failed: Option<Error>,
-}
-
-impl Default for Writing {
-    fn default() -> Self {
-        Self {
-            is_held: true,
-            pieces: VecDeque::new(),
-            gathered: 0,
-            spare: Vec::new(),
-            window: SendWindow::new(STREAM_BYTES),
-            is_queued: false,
-            stopped: None,
-            end: WriteEnd::Open,
-            taken: 0,
-            left: 0,
-            took_back: false,
-            lost: false,
-            waker: WakerSlot::default(),
-            failed: None,
-        }
-    }
 }
 
 impl Writing {

@@ -15,7 +15,7 @@ use tokio::io::ReadBuf;
 
 use crate::{
     error::Error,
-    protocol::window::{ReceiveWindow, Terms},
+    protocol::window::ReceiveWindow,
     util::{
         copy::{append, copy},
         waker_slot::WakerSlot,
@@ -37,6 +37,7 @@ pub(in crate::worker) enum ReadEnd {
     Reset,
 }
 
+#[derive(Default)]
 pub(in crate::worker) struct Reading {
     /// A handle may still read it.
     pub(in crate::worker) is_held: bool,
@@ -51,21 +52,6 @@ pub(in crate::worker) struct Reading {
     pub(in crate::worker) window: ReceiveWindow,
     pub(in crate::worker) end: Option<ReadEnd>,
     pub(in crate::worker) waker: WakerSlot,
-}
-
-impl Default for Reading {
-    fn default() -> Self {
-        Self {
-            is_held: true,
-            ahead: Bytes::new(),
-            chunks: VecDeque::new(),
-            tail: BytesMut::new(),
-            lent: None,
-            window: ReceiveWindow::new(Terms::STREAM.size),
-            end: None,
-            waker: WakerSlot::default(),
-        }
-    }
 }
 
 impl Reading {

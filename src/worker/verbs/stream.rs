@@ -7,8 +7,7 @@ use crate::{
     protocol::{
         control,
         ledger::Amount,
-        stream::{STREAM_BACKLOG, STREAM_FIRST, STREAM_OPEN_MAX, StreamName},
-        window::SendWindow,
+        stream::{STREAM_BACKLOG, STREAM_OPEN_MAX, StreamName},
     },
     types::{EndpointId, LinkId},
     worker::{
@@ -59,9 +58,6 @@ impl Core {
         streams.unaccepted.push_back(id);
         let key = self.streams.insert(link, id, true);
         streams.opened.open.insert(id, key);
-        if let Some(stream) = self.streams.get(key) {
-            stream.writing.window = SendWindow::new(STREAM_FIRST);
-        }
         let name = StreamName {
             id,
             of_sender: true,

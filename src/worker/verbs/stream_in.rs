@@ -10,8 +10,7 @@ use crate::{
     protocol::{
         control,
         ledger::Amount,
-        stream::{STREAM_BACKLOG, STREAM_BYTES, STREAM_FIRST, STREAM_OPEN_MAX, StreamName},
-        window::ReceiveWindow,
+        stream::{STREAM_BACKLOG, STREAM_BYTES, STREAM_OPEN_MAX, StreamName},
     },
     transport::Place,
     types::{LinkId, OpKey},
@@ -303,7 +302,6 @@ impl Core {
         let key = self.streams.insert(link, name.id, false);
         streams.accepted.open.insert(name.id, key);
         if let Some(stream) = self.streams.get(key) {
-            stream.reading.window = ReceiveWindow::new(STREAM_FIRST);
             stream.charged = account.map(|account| (account, 0));
         }
         let charged = account.map_or(Ok(()), |account| {
