@@ -10,6 +10,7 @@ use crate::{
     worker::{
         core::Core,
         device::{Open, engines::Reports, pool::Pinned, route::What},
+        engine::Engine,
         movers::{Errands, Long, Movers, Told},
         operations::Operations,
         shared::Shared,
@@ -56,12 +57,10 @@ impl Errands for OffLock {
     fn open(&self, slot: usize) -> Box<dyn Send> {
         self.begin(move |shared, worker| {
             let accelerator = shared.context.accelerators()[slot].clone();
-            let mut opening = Opening {
-                worker,
-                slot,
-                opened: None,
-            };
-            // On a runtime that is gone it is dropped, and says so.
+            let text = "the opening of the accelerator was broken off";
+            let opening = Tells::new(worker, text, move |engine, opened| {
+                engine.opened(slot, opened)
+            });
             let _task = shared.runtime.spawn_blocking(move || {
                 let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
                 opening.end(opened);
@@ -72,7 +71,7 @@ impl Errands for OffLock {
     fn route(&self, slot: usize, what: What) -> Box<dyn Send> {
         self.begin(move |shared, worker| {
             let accelerator = shared.context.accelerators()[slot].clone();
-            // On a runtime that is gone the guards are dropped, and say so.
+            let text = "the way to device memory was not found before its runtime ended";
             match what {
                 What::Export {
                     address,
@@ -80,17 +79,15 @@ impl Errands for OffLock {
                     source,
                     loan,
                 } => {
-                    let mut found = Found {
-                        worker,
-                        result: None,
-                        tell: move |movers: &mut Movers, result| {
-                            movers.ctx.export_ended(loan, result);
-                        },
-                    };
+                    let found = Tells::new(worker, text, move |engine, result| {
+                        engine.told(|movers| movers.ctx.export_ended(loan, result));
+                        None
+                    });
                     let _task = shared.runtime.spawn_blocking(move || {
-                        found.end(accelerator.export(address, length));
+                        let exported = accelerator.export(address, length);
                         // Before anybody is told, and without the lock.
                         drop(source);
+                        found.end(exported);
                     });
                 }
                 What::Import {
@@ -98,14 +95,12 @@ impl Errands for OffLock {
                     peer,
                     key,
                 } => {
-                    let mut found = Found {
-                        worker,
-                        result: None,
-                        tell: move |movers: &mut Movers, result| movers.import_ended(key, result),
-                    };
+                    let found = Tells::new(worker, text, move |engine, result| {
+                        engine.told(|movers| movers.import_ended(key, result));
+                        None
+                    });
                     let _task = shared.runtime.spawn(async move {
-                        let imported = accelerator.import(&descriptor, &peer).await;
-                        found.end(imported);
+                        found.end(accelerator.import(&descriptor, &peer).await);
                     });
                 }
             }
@@ -146,27 +141,34 @@ impl Errands for OffLock {
     }
 }
 
-/// Tells the worker which way there is to device memory, or none, when it is dropped.
-struct Found<T, F: FnMut(&mut Movers, Result<T>)> {
+/// Tells the worker what an errand came to when it is dropped, on a runtime that has ended, too. `tell` gives back what is not of use.
+struct Tells<T, F: FnMut(&mut Engine, Result<T>) -> Option<T>> {
     worker: Weak<Shared>,
     result: Option<Result<T>>,
     tell: F,
 }
 
-impl<T, F: FnMut(&mut Movers, Result<T>)> Found<T, F> {
-    fn end(&mut self, result: Result<T>) {
+impl<T, F: FnMut(&mut Engine, Result<T>) -> Option<T>> Tells<T, F> {
+    /// `text`: what is told where the errand comes to nothing.
+    fn new(worker: Weak<Shared>, text: &'static str, tell: F) -> Self {
+        let result = Some(Err(Error::new(ErrorKind::Canceled, text)));
+        Self {
+            worker,
+            result,
+            tell,
+        }
+    }
+
+    fn end(mut self, result: Result<T>) {
         self.result = Some(result);
     }
 }
 
-impl<T, F: FnMut(&mut Movers, Result<T>)> Drop for Found<T, F> {
+impl<T, F: FnMut(&mut Engine, Result<T>) -> Option<T>> Drop for Tells<T, F> {
     fn drop(&mut self) {
-        let result = self.result.take().unwrap_or_else(|| {
-            let text = "the way to device memory was not found before its runtime ended";
-            Err(Error::new(ErrorKind::Canceled, text))
-        });
-        if let Some(shared) = self.worker.upgrade() {
-            shared.with(|engine| engine.told(|movers| (self.tell)(movers, result)));
+        if let (Some(shared), Some(result)) = (self.worker.upgrade(), self.result.take()) {
+            // Without the lock, and on this thread, which may block.
+            let _left = shared.with(|engine| (self.tell)(engine, result));
         }
     }
 }
@@ -180,34 +182,6 @@ fn open(accelerator: &dyn Accelerator) -> Result<Box<Open>> {
         attributes.pageable_from.is_some(),
     );
     Ok(Box::new(Open::new(engine, pinned)))
-}
-
-/// An engine that is being opened. Tells the worker what came of it, when it is dropped.
-struct Opening {
-    worker: Weak<Shared>,
-    slot: usize,
-    opened: Option<Result<Box<Open>>>,
-}
-
-impl Opening {
-    fn end(&mut self, opened: Result<Box<Open>>) {
-        self.opened = Some(opened);
-    }
-}
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        let opened = self.opened.take().unwrap_or_else(|| {
-            let text = "the opening of the accelerator was broken off";
-            Err(Error::new(ErrorKind::Canceled, text))
-        });
-        let left = match self.worker.upgrade() {
-            Some(shared) => shared.with(|engine| engine.opened(self.slot, opened)),
-            None => opened.ok(),
-        };
-        // On this thread, which may block.
-        drop(left);
-    }
 }
 
 impl Shared {
