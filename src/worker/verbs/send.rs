@@ -114,33 +114,22 @@ impl Ctx {
         class: Class,
         result: Result<Step, SendError>,
     ) -> bool {
+        let has_room = result.is_ok();
         match result {
             Ok(Step::Sent | Step::Parked) => {}
-            Ok(Step::More) => {
-                let class = self.mark_queued(&front).unwrap_or(class);
+            Err(SendError::Failed(error)) => self.failures.push((link, error)),
+            again => {
+                let next = self.mark_queued(&front).unwrap_or(class);
                 if let Some(peer) = self.peer(link) {
-                    peer.queue.push(class, front);
+                    match again {
+                        Ok(Step::Held) => peer.queue.push(Class::Held, front),
+                        Ok(_) => peer.queue.push(next, front),
+                        Err(_) => peer.queue.put_back(class, front),
+                    }
                 }
-            }
-            Ok(Step::Held) => {
-                self.mark_queued(&front);
-                if let Some(peer) = self.peer(link) {
-                    peer.queue.push(Class::Held, front);
-                }
-            }
-            Err(SendError::Full) => {
-                self.mark_queued(&front);
-                if let Some(peer) = self.peer(link) {
-                    peer.queue.put_back(class, front);
-                }
-                return false;
-            }
-            Err(SendError::Failed(error)) => {
-                self.failures.push((link, error));
-                return false;
             }
         }
-        true
+        has_room
     }
 
     /// Notes that something is in the queue again. Returns the class of its next step.
