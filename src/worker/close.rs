@@ -19,7 +19,7 @@ use crate::{
         control,
         goodbye::{self, Leaves},
     },
-    types::{EndpointId, LinkId, OpKey},
+    types::{EndpointId, LinkId},
     worker::{
         core::Core,
         ctx::Ctx,
@@ -237,21 +237,15 @@ impl Core {
 
     /// Ends all operations that belong to no connection.
     pub(crate) fn end_all(&mut self, error: &Error) {
-        let keys: Vec<OpKey> = self
-            .movers
-            .ctx
-            .operations
-            .iter()
-            .filter(|(_, entry)| entry.outcome.is_none())
-            .map(|(key, _)| key)
-            .collect();
-        for key in keys {
-            if self.movers.ctx.operations.get(key).is_some_and(|entry| {
-                matches!(
-                    *entry.work,
-                    Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
-                )
-            }) {
+        let operations = self.movers.ctx.operations.iter();
+        let all = operations.filter(|(_, entry)| {
+            matches!(
+                *entry.work,
+                Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
+            )
+        });
+        for key in Vec::from_iter(all.map(|(key, _)| key)) {
+            if !self.is_over(key) {
                 self.fail_operation(key, error.clone());
             }
         }

@@ -344,46 +344,36 @@ impl Core {
         if entry.outcome.is_some() {
             return true;
         }
-        let (link, copies) = (entry.link, entry.copies);
-        match &mut *entry.work {
-            Work::Recv(recv)
-                if matches!(recv.stage, RecvStage::Waiting(_) | RecvStage::Posted(_)) =>
-            {
-                self.fail_operation(key, error);
-                true
+        let (link, queued, copies) = (entry.link, entry.queued, entry.copies);
+        let ends = match &mut *entry.work {
+            Work::Recv(recv) => {
+                matches!(recv.stage, RecvStage::Waiting(_) | RecvStage::Posted(_))
             }
-            Work::Claim(_) | Work::Copy(_) | Work::Flush => {
-                self.fail_operation(key, error);
-                true
-            }
-            Work::Send(send) if matches!(send.stage, SendStage::Queued) => {
-                self.movers.ctx.am_withdraw(link, key);
-                self.movers.ctx.unqueue(link, key);
-                self.fail_operation(key, error);
-                true
-            }
-            Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
-                if !send.cancelling {
+            Work::Claim(_) | Work::Copy(_) | Work::Flush => true,
+            Work::Send(send) => match send.stage {
+                SendStage::Queued => {
+                    self.movers.ctx.am_withdraw(link, key);
+                    true
+                }
+                SendStage::Announced if !send.cancelling => {
                     send.cancelling = true;
                     if let Some(link) = link {
                         self.movers.ctx.control(link, control::CANCEL, key.0, &[]);
                     }
+                    false
                 }
-                false
-            }
-            Work::Atomic(atomic) if !atomic.sent => {
-                self.movers.ctx.unqueue(link, key);
-                self.fail_operation(key, error);
-                true
-            }
-            Work::Put(put)
-                if put.next == 0 && put.slot.is_none() && !put.signal_due && copies == 0 =>
-            {
-                self.movers.ctx.unqueue(link, key);
-                self.fail_operation(key, error);
-                true
-            }
+                _ => false,
+            },
+            Work::Atomic(atomic) => !atomic.sent,
+            Work::Put(put) => put.next == 0 && put.slot.is_none() && !put.signal_due && copies == 0,
             _ => false,
+        };
+        if ends {
+            if queued {
+                self.movers.ctx.unqueue(link, key);
+            }
+            self.fail_operation(key, error);
         }
+        ends
     }
 }
