@@ -186,7 +186,7 @@ impl Core {
         peer.ready.take(&mut ctx.wakes);
         ctx.wakes.append(&mut ctx.arrivals);
         self.movers.revoke_all(link);
-        self.movers.ctx.operations.close(link);
+        self.movers.ctx.operations.epochs.close(link);
         for key in self.movers.ctx.operations.keys_of_link(link) {
             self.end_with_link(key, &error);
         }

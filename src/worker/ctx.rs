@@ -121,7 +121,7 @@ impl Ctx {
         if self.vacant.last() == Some(&index) {
             self.vacant.pop();
         }
-        self.operations.open(peer.slot);
+        self.operations.epochs.open(peer.slot);
         if index >= self.peers.len() {
             self.peers.resize_with(index + 1, || None);
         }

@@ -425,7 +425,7 @@ impl Engine {
                 self.core.pump(link);
             }
         }
-        while let Some(link) = self.core.movers.ctx.operations.next_due() {
+        while let Some(link) = self.ctx().operations.epochs.next_due() {
             moved += 1;
             self.core.movers.ctx.check_flushes(link);
         }
@@ -597,7 +597,7 @@ impl Movers {
             + self.ctx.owing.len()
             > 0
             || self.ctx.is_eventful()
-            || self.ctx.operations.is_due()
+            || self.ctx.operations.epochs.is_due()
             || self.devices.has_work()
     }
 }

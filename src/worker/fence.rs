@@ -4,7 +4,7 @@ use crate::{
     types::{LinkId, OpKey},
     worker::{
         ctx::Ctx,
-        epochs::Wait,
+        epochs::{Kind, Wait},
         operations::{Ended, Work},
         send::closed,
     },
@@ -13,7 +13,7 @@ use crate::{
 impl Ctx {
     /// Begins to wait for what was begun before on a connection. `None`: a fence that has nothing to wait for.
     pub(crate) fn begin_flush(&mut self, link: LinkId, fence: bool) -> Option<OpKey> {
-        if fence && !self.operations.has_accesses(link) {
+        if fence && !self.operations.epochs.has(link, Kind::Access) {
             return None;
         }
         let key = self.operations.insert(Some(link), false, Work::Flush);
@@ -186,7 +186,7 @@ pub(super) mod tests {
                     self.core.pump(link);
                 }
             }
-            while let Some(link) = self.core.movers.ctx.operations.next_due() {
+            while let Some(link) = self.core.movers.ctx.operations.epochs.next_due() {
                 self.core.movers.ctx.check_flushes(link);
             }
             assert!(
@@ -503,7 +503,7 @@ pub(super) mod tests {
             );
             core.message(LINK, control::DONE, put.0, &[])
                 .expect("an answer");
-            while let Some(link) = core.movers.ctx.operations.next_due() {
+            while let Some(link) = core.movers.ctx.operations.epochs.next_due() {
                 core.movers.ctx.check_flushes(link);
             }
         }
@@ -538,14 +538,14 @@ pub(super) mod tests {
             core.drop_future(second.expect("a flush"));
         }
         assert!(
-            core.movers.ctx.operations.waiting(LINK) < 20,
+            core.movers.ctx.operations.epochs.waiting(LINK) < 20,
             "{}",
-            core.movers.ctx.operations.waiting(LINK)
+            core.movers.ctx.operations.epochs.waiting(LINK)
         );
         core.message(LINK, control::DONE, put.0, &[])
             .expect("an answer");
         core.movers.ctx.check_flushes(LINK);
         assert!(core.take_outcome(kept).is_some());
-        assert_eq!(core.movers.ctx.operations.waiting(LINK), 0);
+        assert_eq!(core.movers.ctx.operations.epochs.waiting(LINK), 0);
     }
 }

@@ -533,7 +533,8 @@ pub(crate) struct Operations {
     spares: Vec<Box<Work>>,
     generation: u32,
     entered: u64,
-    epochs: Epochs,
+    /// What flushes and fences wait for.
+    pub(super) epochs: Epochs,
     /// Slots of each connection's, by the link's place. Those of an earlier connection are there as long as their futures are.
     members: Vec<Vec<u32>>,
     #[cfg(test)]
@@ -668,21 +669,6 @@ impl Operations {
         }
     }
 
-    /// A connection has been made.
-    pub(crate) fn open(&mut self, link: LinkId) {
-        self.epochs.open(link);
-    }
-
-    /// A connection has ended: nobody waits for what is left of it.
-    pub(crate) fn close(&mut self, link: LinkId) {
-        self.epochs.close(link);
-    }
-
-    /// Whether a fence has something to wait for.
-    pub(super) fn has_accesses(&mut self, link: LinkId) -> bool {
-        self.epochs.has(link, Kind::Access)
-    }
-
     /// A flush or a fence waits for what was begun so far on its connection. `false`: that has ended.
     pub(super) fn wait(&mut self, link: LinkId, wait: Wait, key: OpKey) -> bool {
         let waits = |key| waits(&self.entries, key);
@@ -697,17 +683,6 @@ impl Operations {
                 return Some(key);
             }
         }
-    }
-
-    /// Whether a flush or a fence may be over.
-    #[inline]
-    pub(super) fn is_due(&self) -> bool {
-        self.epochs.is_due()
-    }
-
-    /// The next connection that has such.
-    pub(super) fn next_due(&mut self) -> Option<LinkId> {
-        self.epochs.next_due()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -731,12 +706,6 @@ impl Operations {
     #[cfg(test)]
     pub(super) fn looked_at(&self) -> usize {
         self.looked_at.get()
-    }
-
-    /// How many places flushes and fences of a connection take.
-    #[cfg(test)]
-    pub(super) fn waiting(&mut self, link: LinkId) -> usize {
-        self.epochs.waiting(link)
     }
 
     /// All operations of a link, in no order.
