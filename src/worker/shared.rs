@@ -193,6 +193,18 @@ impl Shared {
         .await
     }
 
+    /// Whether there is a transport of this reach.
+    pub(in crate::worker) fn reaches(&self, reach: Reach) -> bool {
+        let mut own = self.transports.iter();
+        own.any(|own| own.reach == reach)
+    }
+
+    /// Whether there is one that a peer with these has, too.
+    pub(in crate::worker) fn shares(&self, reach: Reach, theirs: &[String]) -> bool {
+        let mut own = self.transports.iter();
+        own.any(|own| own.reach == reach && theirs.iter().any(|other| other == own.name))
+    }
+
     /// Makes the reactor run.
     pub(crate) fn wake_reactor(&self) {
         if self.spin.is_thread() {

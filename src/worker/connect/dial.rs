@@ -137,11 +137,7 @@ async fn dial_worker(
 ) -> Result<(LinkId, EndpointId)> {
     let worker = address.worker();
     if worker == shared.id {
-        let known = shared
-            .transports
-            .iter()
-            .any(|transport| transport.reach == Reach::Worker);
-        if !known {
+        if !shared.reaches(Reach::Worker) {
             return Err(Error::new(
                 ErrorKind::Unreachable,
                 "an endpoint to oneself needs the transport `self`",
@@ -163,13 +159,9 @@ async fn dial_worker(
             true,
         );
     }
-    let unix = address.unix_name().filter(|_| {
-        address.identity().same_host(identity())
-            && shared
-                .transports
-                .iter()
-                .any(|transport| transport.reach == Reach::Host)
-    });
+    let unix = address
+        .unix_name()
+        .filter(|_| address.identity().same_host(identity()) && shared.reaches(Reach::Host));
     let met = loop {
         if let Some(found) = arrival(shared, worker).await {
             return Ok(found);
@@ -218,10 +210,7 @@ async fn dial(
     (unix, addressed): (Option<&[u8]>, Option<WorkerId>),
     answered: &AtomicBool,
 ) -> Result<(LinkId, EndpointId)> {
-    let tcp = shared
-        .transports
-        .iter()
-        .any(|transport| transport.reach == Reach::Network);
+    let tcp = shared.reaches(Reach::Network);
     let mut last = None;
     if let Some(name) = unix {
         match dial_unix(shared, name, None, addressed, "the worker's Unix socket").await {
@@ -369,13 +358,7 @@ async fn go_on(
     if let Verdict::Elsewhere(elsewhere) = &verdict
         && try_unix
     {
-        let tcp = shared.transports.iter().any(|transport| {
-            transport.reach == Reach::Network
-                && elsewhere
-                    .transports
-                    .iter()
-                    .any(|offered| offered == transport.name)
-        });
+        let tcp = shared.shares(Reach::Network, &elsewhere.transports);
         match dial_unix(
             shared,
             &elsewhere.unix_name,

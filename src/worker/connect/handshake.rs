@@ -63,15 +63,8 @@ async fn introduced(
     channel.send(&proof, &[]).await?;
     let introduced = proved.introduced(&channel.receive_alone().await?);
     let (mut server, client) = introduced.proved(&channel.receive_alone().await?)?;
-    let can_share = shared.transports.iter().any(|transport| {
-        transport.reach == Reach::Host
-            && client
-                .transports
-                .iter()
-                .any(|offered| offered == transport.name)
-    });
     if let Some(unix_name) = unix_name
-        && can_share
+        && shared.shares(Reach::Host, &client.transports)
         && !client.stays
         && !channel.passes_fds()
         && client.identity.same_host(identity())

@@ -97,11 +97,7 @@ impl Place {
     }
 
     fn with(shared: &Shared, tcp: Vec<TcpListener>) -> Result<Self> {
-        let unix = if shared
-            .transports
-            .iter()
-            .any(|transport| transport.reach == Reach::Host)
-        {
+        let unix = if shared.reaches(Reach::Host) {
             let mut name = b"wharf-".to_vec();
             for byte in random::<16>()? {
                 name.extend_from_slice(format!("{byte:02x}").as_bytes());
@@ -390,11 +386,7 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
         return Err(closed.during(Operation::Listen));
     }
     let _runtime = shared.runtime.enter();
-    let network = shared
-        .transports
-        .iter()
-        .any(|transport| transport.reach == Reach::Network);
-    let tcp = match network {
+    let tcp = match shared.reaches(Reach::Network) {
         true => bind::each(&bind::interfaces(&shared.context.config().net_devices)?),
         false => Vec::new(),
     };
