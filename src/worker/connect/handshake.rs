@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-use super::lanes::{attach, connect_by_one, lane, told};
+use super::lanes::{attach, connect_by_one, lanes, told};
 
 /// The server's part, until it is known who asks. `None`: they went, perhaps to the Unix socket.
 pub(super) async fn handshake(
@@ -51,7 +51,7 @@ async fn introduced(
     secure(shared, channel).await?;
     let bytes = channel.receive_alone().await?;
     if let Some((client, server)) = arrived(shared, channel, &bytes)? {
-        lane(shared, channel, &client.transports, &info(channel, &client))?;
+        lanes(shared, channel, &client.transports, &info(channel, &client))?;
         return Ok((client, server));
     }
     let (medium, secret) = (channel.medium(), shared.context.secret());
@@ -80,7 +80,7 @@ async fn introduced(
         Server::stays(&bytes)?;
     }
     // A peer whose better path ends here takes the next; whoever listens hears of the one that works.
-    lane(shared, channel, &client.transports, &info(channel, &client))?;
+    lanes(shared, channel, &client.transports, &info(channel, &client))?;
     Ok((client, server))
 }
 
@@ -269,14 +269,9 @@ pub(super) async fn establish(
             "the peer chose a transport that was not offered",
         )
     })?;
+    let others = lanes.iter().skip(1).map_while(known);
     let mut tried = vec![lane];
-    tried.extend(
-        lanes
-            .iter()
-            .skip(1)
-            .map_while(known)
-            .filter(|other| other.reach == Reach::Network),
-    );
+    tried.extend(others.filter(|other| other.reach == Reach::Network));
     if tried.len() == 1 {
         // Else its set-up fails at both ends, and the next is taken.
         lane.connector.can_use(&channel, &info)?;

@@ -34,56 +34,34 @@ use crate::{
     },
 };
 
-/// The best transport that both ends have and that this channel can set up.
-pub(super) fn lane<'a>(
+/// The best transport that both ends have and that this channel can set up, and where it goes between hosts those after it that do so too, to be
+/// tried should it not come about.
+pub(super) fn lanes<'a>(
     shared: &'a Shared,
     channel: &Channel,
     offered: &[String],
     info: &PeerInfo,
-) -> Result<&'a Transport> {
-    let mut why = Vec::new();
-    let lane = shared.transports.iter().find(|transport| {
-        transport.reach != Reach::Worker
-            && offered.iter().any(|offered| offered == transport.name)
-            && match transport.connector.can_use(channel, info) {
-                Ok(()) => true,
-                Err(error) => {
-                    why.push(format!("{}: {error}", transport.name));
-                    false
-                }
+) -> Result<Vec<&'a Transport>> {
+    let (mut lanes, mut why) = (Vec::<&Transport>::new(), String::new());
+    for transport in &shared.transports {
+        let may = match lanes.first() {
+            None => transport.reach != Reach::Worker,
+            Some(best) => best.reach == Reach::Network && transport.reach == Reach::Network,
+        };
+        if may && offered.iter().any(|offered| offered == transport.name) {
+            match transport.connector.can_use(channel, info) {
+                Ok(()) => lanes.push(transport),
+                Err(error) => why += &format!("; {}: {error}", transport.name),
             }
-    });
-    lane.ok_or_else(|| {
-        let (ours, theirs) = (transports(shared).join(", "), offered.join(", "));
-        let mut text =
-            format!("no transport in common: the listener has {ours}; who dials has {theirs}");
-        for why in why {
-            text = format!("{text}; {why}");
         }
-        Error::new(ErrorKind::Unreachable, text)
-    })
-}
-
-/// Transports to be tried should the one that was chosen not come about: those after it that both ends have and that go between hosts.
-fn others<'a>(
-    shared: &'a Shared,
-    channel: &Channel,
-    offered: &[String],
-    info: &PeerInfo,
-    chosen: &Transport,
-) -> Vec<&'a Transport> {
-    let after = shared
-        .transports
-        .iter()
-        .skip_while(|transport| transport.name != chosen.name)
-        .skip(1);
-    let after = after.filter(|transport| {
-        chosen.reach == Reach::Network
-            && transport.reach == Reach::Network
-            && offered.iter().any(|offered| offered == transport.name)
-            && transport.connector.can_use(channel, info).is_ok()
-    });
-    after.collect()
+    }
+    if lanes.is_empty() {
+        let (ours, theirs) = (transports(shared).join(", "), offered.join(", "));
+        let text =
+            format!("no transport in common: the listener has {ours}; who dials has {theirs}{why}");
+        return Err(Error::new(ErrorKind::Unreachable, text));
+    }
+    Ok(lanes)
 }
 
 /// Transports that could not be set up, and why.
@@ -168,15 +146,15 @@ async fn accept_inner(
         }
     };
     let info = info(&request.channel, &request.client);
-    let lane = match lane(shared, &request.channel, &request.client.transports, &info) {
-        Ok(lane) => lane,
+    let lanes = match lanes(shared, &request.channel, &request.client.transports, &info) {
+        Ok(lanes) => lanes,
         Err(error) => {
             refuse(&mut request.channel, &error).await;
             return Err(error);
         }
     };
     let tried_memory = match request.client.memory {
-        Some(landmark) if lane.reach == Reach::Host => trial(shared, &request.channel)?
+        Some(landmark) if lanes[0].reach == Reach::Host => trial(shared, &request.channel)?
             .map(|trial| (trial, CmaPeer::reach(&request.channel, &landmark))),
         _ => None,
     };
@@ -184,19 +162,10 @@ async fn accept_inner(
         let reached = reached.as_ref().map(|_| ()).map_err(Clone::clone);
         (trial.landmark(), reached)
     });
-    let mut tried = vec![lane];
-    tried.extend(others(
-        shared,
-        &request.channel,
-        &request.client.transports,
-        &info,
-        lane,
-    ));
-    let lanes = tried.iter().map(|lane| lane.name.to_owned()).collect();
     let acceptance = Acceptance {
         key: shared.key.public(),
         identity: identity().clone(),
-        lanes,
+        lanes: lanes.iter().map(|lane| lane.name.to_owned()).collect(),
         memory,
     };
     let yes = request.server.accept(&shared.key, &acceptance)?;
@@ -204,7 +173,7 @@ async fn accept_inner(
     // Not earlier: until here this end works while it waits for the other, and would keep it waiting.
     request.shared.wireup.think_ahead()?;
     let (lane, connected, refused) =
-        connect_by_one(&tried, &mut request.channel, Role::Server, &info).await?;
+        connect_by_one(&lanes, &mut request.channel, Role::Server, &info).await?;
     let cma = match tried_memory {
         Some((_, reached)) => {
             let note = request.channel.take_note().unwrap_or_default();
