@@ -12,10 +12,18 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::atomic::{COUNTER_SIZE, misaligned},
-    protocol::control::Signal,
+    protocol::{
+        atomic,
+        control::{self, Signal},
+    },
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
-    worker::{door::Begun, engine::Engine, operations::DeviceWord, rma::Target},
+    worker::{
+        door::Begun,
+        engine::Engine,
+        operations::{Ask, DeviceWord},
+        rma::Target,
+    },
 };
 
 use super::{
@@ -299,8 +307,8 @@ impl<T> Word<'_, T> {
             peer.posted += 1;
         }
         let fetch = self.way == Way::Fetch;
-        if let Some(atomic) = self.device_atomic() {
-            let word = DeviceWord {
+        let asks = match self.device_atomic() {
+            Some(atomic) => Ask::Device(DeviceWord {
                 atomic,
                 address: target.address.wrapping_add(target.offset),
                 // The owner's first.
@@ -311,12 +319,17 @@ impl<T> Word<'_, T> {
                     .flat_map(|keys| keys.first())
                     .copied()
                     .next(),
-            };
-            return engine.ctx().enter_device_atomic(link, word, fetch);
-        }
-        engine
-            .ctx()
-            .enter_atomic(link, target, &self.request, fetch)
+            }),
+            None => Ask::Owner(control::Atomic {
+                generation: target.generation,
+                offset: target.offset,
+                operand: self.request.operand,
+                compare: self.request.compare,
+                slot: target.slot,
+                code: atomic::code(&self.request, fetch),
+            }),
+        };
+        engine.ctx().enter_atomic(link, asks, fetch)
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) mod tests {
             core::Core,
             inbox::tests::{LINK, core},
             metrics::Counted,
-            operations::{self, Get, Outcome, Put, Send, SendStage},
+            operations::{self, Ask, Get, Outcome, Put, Send, SendStage},
             rma::Target,
         },
     };
@@ -239,10 +239,9 @@ pub(super) mod tests {
                         code: 0x0801,
                     };
                     let work = Work::Atomic(operations::Atomic {
-                        message: Some(message),
+                        asks: Ask::Owner(message),
                         fetch: false,
                         sent: false,
-                        device: None,
                     });
                     let key = self
                         .core
@@ -299,7 +298,9 @@ pub(super) mod tests {
                         entry.deferred.is_some() || !failed && !is_there
                     }
                     Work::Get(_) => entry.outcome.is_none(),
-                    Work::Atomic(atomic) => entry.outcome.is_none() && atomic.message.is_some(),
+                    Work::Atomic(atomic) => {
+                        entry.outcome.is_none() && !matches!(atomic.asks, Ask::Settle)
+                    }
                     Work::Send(_) => !fence && entry.outcome.is_none(),
                     _ => false,
                 })
@@ -310,7 +311,7 @@ pub(super) mod tests {
         fn questions(&self) -> usize {
             let entries = self.core.movers.ctx.operations.iter();
             entries
-                .filter(|(_, entry)| matches!(&*entry.work, Work::Atomic(atomic) if atomic.message.is_none()))
+                .filter(|(_, entry)| matches!(&*entry.work, Work::Atomic(atomic) if matches!(atomic.asks, Ask::Settle)))
                 .count()
         }
 

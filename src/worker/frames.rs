@@ -27,7 +27,7 @@ use crate::{
     worker::{
         core::Core,
         held::quotas,
-        operations::{self, Ended, Work},
+        operations::{self, Ask, Ended, Work},
         peer::{Made, Peer},
     },
 };
@@ -298,10 +298,9 @@ fn answers_that_nobody_asked_for() {
     bed.core.movers.ctx.failures.clear();
     let mut enter = |fetch, sent| {
         let work = operations::Atomic {
-            message: None,
+            asks: Ask::Settle,
             fetch,
             sent,
-            device: None,
         };
         bed.core
             .movers

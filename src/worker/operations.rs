@@ -302,15 +302,22 @@ pub(crate) struct Get {
     pub(crate) pull: Option<u64>,
 }
 
-/// An atomic operation that the owner of the word does, or the question what became of signals.
+/// An atomic operation on a word of the peer's, or the question what became of signals.
 pub(crate) struct Atomic {
-    /// `None` for the question.
-    pub(crate) message: Option<control::Atomic>,
+    pub(crate) asks: Ask,
     /// The old value is asked for.
     pub(crate) fetch: bool,
     pub(crate) sent: bool,
-    /// What a network device is to do instead of the owner.
-    pub(crate) device: Option<DeviceWord>,
+}
+
+/// Who is asked, and for what.
+pub(crate) enum Ask {
+    /// The owner of the word.
+    Owner(control::Atomic),
+    /// A network device instead.
+    Device(DeviceWord),
+    /// The peer: what became of signals.
+    Settle,
 }
 
 /// A word that network devices do atomics on.
@@ -435,10 +442,10 @@ impl Work {
     fn kind(&self) -> Option<Kind> {
         match self {
             Self::Put(_) | Self::Get(_) => Some(Kind::Access),
-            Self::Atomic(atomic) if atomic.message.is_none() && atomic.device.is_none() => {
-                Some(Kind::Question)
-            }
-            Self::Atomic(_) => Some(Kind::Access),
+            Self::Atomic(atomic) => Some(match atomic.asks {
+                Ask::Settle => Kind::Question,
+                _ => Kind::Access,
+            }),
             Self::Send(_) => Some(Kind::Message),
             _ => None,
         }

@@ -22,7 +22,7 @@ use crate::{
         one_sided::{
             CLEARED, IN_FLIGHT, Memory, Moves, Offer, OneSided, offered, takes, told, word,
         },
-        operations::{Ended, Entry, Outgoing, RecvStage, SendStage, Work},
+        operations::{Ask, Ended, Entry, Outgoing, RecvStage, SendStage, Work},
         peer::at,
         rma::Target,
         step::Step,
@@ -697,7 +697,7 @@ impl Movers {
             return;
         };
         if let Work::Atomic(atomic) = &*entry.work {
-            if atomic.device.is_some() {
+            if matches!(atomic.asks, Ask::Device(_)) {
                 let outcome = match (atomic.fetch, data.try_into()) {
                     (true, Ok(word)) => Ended::Value(u64::from_ne_bytes(word)),
                     (false, Ok(_)) => Ended::Done(Ok(())),

@@ -16,7 +16,7 @@ use crate::{
     worker::{
         atomic::MappedCounter,
         ctx::Ctx,
-        operations::{self, DeviceWord, Ended, Work},
+        operations::{self, Ask, Ended, Work},
         peer::at,
         rma::{Near, Target},
         step::Outlet,
@@ -35,21 +35,15 @@ impl Ctx {
         self.fail_operation(key, error);
     }
 
-    /// Enters an atomic operation for a network device, to be submitted.
-    pub(crate) fn enter_device_atomic(
-        &mut self,
-        link: LinkId,
-        word: DeviceWord,
-        fetch: bool,
-    ) -> OpKey {
-        let work = operations::Atomic {
-            message: None,
+    /// Enters an atomic operation, or a question, for which nobody waits, to be submitted.
+    pub(crate) fn enter_atomic(&mut self, link: LinkId, asks: Ask, fetch: bool) -> OpKey {
+        let detached = matches!(asks, Ask::Settle);
+        let work = Work::Atomic(operations::Atomic {
+            asks,
             fetch,
             sent: false,
-            device: Some(word),
-        };
-        self.operations
-            .insert(Some(link), false, Work::Atomic(work))
+        });
+        self.operations.insert(Some(link), detached, work)
     }
 
     /// Does an atomic operation at once. `None`: the word is not mapped here.
@@ -158,32 +152,6 @@ impl Ctx {
         result
     }
 
-    /// Enters an atomic operation for the owner of the word, to be submitted.
-    pub(crate) fn enter_atomic(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        request: &AtomicRequest,
-        fetch: bool,
-    ) -> OpKey {
-        let message = control::Atomic {
-            generation: target.generation,
-            offset: target.offset,
-            operand: request.operand,
-            compare: request.compare,
-            slot: target.slot,
-            code: atomic::code(request, fetch),
-        };
-        let work = operations::Atomic {
-            message: Some(message),
-            fetch,
-            sent: false,
-            device: None,
-        };
-        self.operations
-            .insert(Some(link), false, Work::Atomic(work))
-    }
-
     /// A peer asks for an atomic operation on memory of this side.
     pub(in crate::worker) fn atomic_request(
         &mut self,
@@ -244,22 +212,22 @@ impl operations::Atomic {
     /// Asks the owner of the word, or a network device. `false`: none does such any more.
     pub(super) fn ask(&mut self, outlet: &mut Outlet<'_>) -> Result<bool, SendError> {
         let Outlet { link, key, .. } = outlet;
-        if let Some(word) = &self.device {
-            let remote = RemoteRange {
-                address: word.address,
-                keys: word.key.as_slice(),
-            };
-            let ways = link
-                .one_sided()
-                .filter(|ways| ways.attributes().atomics && ways.reaches(remote.keys));
-            let Some(ways) = ways else {
-                return Ok(false);
-            };
-            ways.atomic(word.atomic, remote, key.0)?;
-        } else if let Some(message) = &self.message {
-            link.am_short(control::ATOMIC, key.0, &message.encode())?;
-        } else {
-            link.am_short(control::SETTLE, key.0, &[])?;
+        match &self.asks {
+            Ask::Owner(message) => link.am_short(control::ATOMIC, key.0, &message.encode())?,
+            Ask::Settle => link.am_short(control::SETTLE, key.0, &[])?,
+            Ask::Device(word) => {
+                let remote = RemoteRange {
+                    address: word.address,
+                    keys: word.key.as_slice(),
+                };
+                let ways = link
+                    .one_sided()
+                    .filter(|ways| ways.attributes().atomics && ways.reaches(remote.keys));
+                let Some(ways) = ways else {
+                    return Ok(false);
+                };
+                ways.atomic(word.atomic, remote, key.0)?;
+            }
         }
         self.sent = true;
         Ok(true)

@@ -7,7 +7,7 @@ use crate::{
     types::{Access, AtomicOp, AtomicRequest, LinkId, OpKey},
     worker::{
         ctx::Ctx,
-        operations::{self, Ended, Work},
+        operations::{self, Ask, Ended, Work},
         peer::Peer,
         signal::Raise,
     },
@@ -107,13 +107,7 @@ impl Ctx {
             return;
         }
         peer.posted += 1;
-        let work = operations::Atomic {
-            message: None,
-            fetch: false,
-            sent: false,
-            device: None,
-        };
-        let key = self.operations.insert(Some(link), true, Work::Atomic(work));
+        let key = self.enter_atomic(link, Ask::Settle, false);
         self.submit(link, key);
     }
 }
