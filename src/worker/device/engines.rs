@@ -32,7 +32,7 @@ pub(crate) struct Devices {
     pub(in crate::worker) slots: Vec<Slot>,
     /// By token: what was asked of engines and not reported.
     pub(in crate::worker) uses: Slab<Use>,
-    pub(in crate::worker) generation: u32,
+    generation: u32,
     /// Operations that go on in the next pass.
     pub(in crate::worker) steps: VecDeque<OpKey>,
     /// Operations that wait for a fragment, by the link that they need it for.
@@ -141,14 +141,6 @@ impl CopySink for Reports {
     }
 }
 
-/// Whether an operation may use an engine.
-pub(in crate::worker) enum Ready {
-    Now,
-    /// Stepped again when it is open, or failed when it cannot be.
-    Later,
-    Never(Error),
-}
-
 impl Devices {
     pub(crate) fn new(context: &Context) -> Self {
         let count = context.accelerators().len();
@@ -194,27 +186,19 @@ impl Devices {
     /// Length of the fragments of the engine that serves these types; `None` as long as it is not open.
     pub(crate) fn fragment(&self, types: &[MemoryType]) -> Result<Option<usize>> {
         let slot = self.slot_for(types)?;
-        Ok(match self.slots.get(slot).map(|slot| &slot.state) {
-            Some(State::Open(open)) => open.pinned.as_ref().ok().map(|pinned| pinned.length),
-            _ => None,
-        })
+        Ok(self.pinned(slot).map(|pinned| pinned.length))
     }
 
     /// Copies that engines made through host memory of their own, and the bytes of them.
     pub(crate) fn stopped(&self) -> (u64, u64) {
-        let open = self.slots.iter().filter_map(|slot| match &slot.state {
-            State::Open(open) => Some(open.engine.stopped()),
-            _ => None,
-        });
-        open.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        let open = (0..self.slots.len()).filter_map(|slot| self.known(slot));
+        open.map(|engine| engine.stopped())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// What is known of the engine in this place, once it is open.
     pub(crate) fn known(&self, slot: usize) -> Option<&dyn CopyEngine> {
-        match &self.slots.get(slot)?.state {
-            State::Open(open) => Some(&*open.engine),
-            _ => None,
-        }
+        Some(&*self.engine(slot)?.engine)
     }
 
     /// The engines that serve these types among them, each once.
@@ -241,6 +225,13 @@ impl Devices {
     pub(crate) fn is_pinned_for(&self, slot: usize, pinned: bool) -> bool {
         // Which accelerator pinned it, nobody says: with one there is no question.
         pinned && slot == 0 && self.slots.len() == 1
+    }
+
+    pub(in crate::worker) fn engine(&self, slot: usize) -> Option<&Open> {
+        match &self.slots.get(slot)?.state {
+            State::Open(open) => Some(open),
+            _ => None,
+        }
     }
 
     pub(in crate::worker) fn open(&mut self, slot: usize) -> Option<&mut Open> {
@@ -278,10 +269,7 @@ impl Devices {
     }
 
     fn pinned(&self, slot: usize) -> Option<&Arc<Pinned>> {
-        match &self.slots.get(slot)?.state {
-            State::Open(open) => open.pinned.as_ref().ok(),
-            _ => None,
-        }
+        self.engine(slot)?.pinned.as_ref().ok()
     }
 
     /// Takes the next operation for which there is a fragment, or that waits in vain. Links take turns.
@@ -335,7 +323,7 @@ impl Devices {
         }
     }
 
-    fn enter_use(&mut self, op: OpKey, part: u32, slot: usize) -> u64 {
+    pub(in crate::worker) fn enter_use(&mut self, op: OpKey, part: u32, slot: usize) -> u64 {
         self.live = true;
         self.generation = self.generation.wrapping_add(1);
         let held = Use {

@@ -30,15 +30,6 @@ pub(crate) enum Side {
     In,
 }
 
-impl Side {
-    pub(crate) const fn index(self) -> usize {
-        match self {
-            Self::Out => 0,
-            Self::In => 1,
-        }
-    }
-}
-
 /// The memory of both sides.
 pub(crate) struct Pinned {
     memory: Box<dyn DomainMemory>,
@@ -52,16 +43,15 @@ pub(crate) struct Pinned {
 #[derive(Default)]
 struct Free {
     places: Vec<usize>,
-    /// How many each link holds. `None`: no link's.
-    held: Vec<(Option<LinkId>, usize)>,
+    /// The links of those that are held. `None`: no link's.
+    held: Vec<Option<LinkId>>,
     /// One was given back since this was last asked.
     released: bool,
 }
 
 impl Free {
     fn of(&self, link: Option<LinkId>) -> usize {
-        let entry = self.held.iter().find(|(held, _)| *held == link);
-        entry.map_or(0, |(_, count)| *count)
+        self.held.iter().filter(|held| **held == link).count()
     }
 }
 
@@ -104,15 +94,12 @@ impl Pinned {
 
     /// Takes a fragment. `None`: there is none for this link now.
     pub(crate) fn take(self: &Arc<Self>, side: Side, link: Option<LinkId>) -> Option<Fragment> {
-        let mut free = self.sides[side.index()].lock();
+        let mut free = self.sides[side as usize].lock();
         if free.of(link) >= OF_A_LINK {
             return None;
         }
         let place = free.places.pop()?;
-        match free.held.iter_mut().find(|(held, _)| *held == link) {
-            Some((_, count)) => *count += 1,
-            None => free.held.push((link, 1)),
-        }
+        free.held.push(link);
         drop(free);
         Some(Fragment(Arc::new(Held {
             pinned: self.clone(),
@@ -124,12 +111,12 @@ impl Pinned {
 
     /// Whether a fragment was given back since [`Pinned::has`] was last asked about this side.
     pub(crate) fn was_released(&self, side: Side) -> bool {
-        self.sides[side.index()].lock().released
+        self.sides[side as usize].lock().released
     }
 
     /// Whether there is a fragment for this link.
     pub(crate) fn has(&self, side: Side, link: Option<LinkId>) -> bool {
-        let mut free = self.sides[side.index()].lock();
+        let mut free = self.sides[side as usize].lock();
         free.released = false;
         !free.places.is_empty() && free.of(link) < OF_A_LINK
     }
@@ -172,14 +159,11 @@ impl Fragment {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut free = self.pinned.sides[self.side.index()].lock();
+        let mut free = self.pinned.sides[self.side as usize].lock();
         free.places.push(self.place);
         free.released = true;
-        if let Some(index) = free.held.iter().position(|(held, _)| *held == self.link) {
-            free.held[index].1 -= 1;
-            if free.held[index].1 == 0 {
-                free.held.swap_remove(index);
-            }
+        if let Some(index) = free.held.iter().position(|held| *held == self.link) {
+            free.held.swap_remove(index);
         }
     }
 }

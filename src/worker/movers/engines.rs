@@ -13,43 +13,48 @@ use crate::{
     types::OpKey,
     worker::{
         ctx::Ctx,
-        device::engines::{BATCH, Open, PLACE, Ready, Reports, State, Use, Waiting, place, skip},
+        device::{
+            engines::{BATCH, Open, PLACE, Reports, State, Use, Waiting, place, skip},
+            local::HOST,
+        },
         movers::Movers,
         operations::Entry,
     },
 };
 
 impl Movers {
-    /// Whether an operation may use an engine, which is opened if it is not.
-    pub(in crate::worker) fn engine_ready(&mut self, slot: usize, op: OpKey) -> Ready {
+    /// Whether an operation may use an engine, which is opened if it is not: then the operation is stepped again when it is, or failed
+    /// when it cannot be.
+    pub(in crate::worker) fn engine_ready(&mut self, slot: usize, op: OpKey) -> Result<bool> {
+        if slot == HOST {
+            return Ok(true);
+        }
         let devices = &mut self.devices;
         if devices.closed {
-            return Ready::Never(Error::new(ErrorKind::Closed, "the worker was shut down"));
+            return Err(Error::new(ErrorKind::Closed, "the worker was shut down"));
         }
         let Some(found) = devices.slots.get_mut(slot) else {
-            return Ready::Never(Error::new(
-                ErrorKind::Unsupported,
-                "no accelerator is in use",
-            ));
+            let text = "no accelerator is in use";
+            return Err(Error::new(ErrorKind::Unsupported, text));
         };
         match &mut found.state {
             State::Open(open) => match &open.lost {
                 // What it had under way was reported before it was lost.
-                Some(error) if !open.engine.is_back() => Ready::Never(error.clone()),
+                Some(error) if !open.engine.is_back() => Err(error.clone()),
                 _ => {
                     open.lost = None;
-                    Ready::Now
+                    Ok(true)
                 }
             },
             State::Opening => {
                 found.waiting.push(op);
-                Ready::Later
+                Ok(false)
             }
             State::Closed => {
                 found.waiting.push(op);
                 found.state = State::Opening;
                 self.errand(|errands| errands.open(slot));
-                Ready::Later
+                Ok(false)
             }
         }
     }
@@ -96,49 +101,27 @@ impl Movers {
         to: CopyEnd,
         length: usize,
     ) -> u32 {
-        let devices = &mut self.devices;
-        let forbidden = devices.staging_forbidden();
-        let unstaged = self
-            .ctx
-            .operations
-            .get(op)
-            .is_some_and(|entry| entry.unstaged)
-            || forbidden;
-        let Some(open) = devices
-            .slots
-            .get_mut(slot)
-            .and_then(|slot| match &mut slot.state {
-                State::Open(open) => Some(open),
-                _ => None,
-            })
-        else {
+        let unstaged = self.ctx.is_unstaged(op) || self.devices.staging_forbidden();
+        let open = self.devices.engine(slot);
+        let Some(most) = open.map(|open| open.attributes.max_copy.max(1)) else {
             return 0;
         };
-        let most = open.attributes.max_copy.max(1);
         let (mut done, mut count) = (0, 0);
         while done < length {
             let length = most.min(length - done);
-            devices.generation = devices.generation.wrapping_add(1);
-            let held = Use {
-                op,
-                part,
-                slot,
-                begun: false,
-                generation: devices.generation,
-            };
-            let token = held.token(devices.uses.vacant_key());
-            devices.uses.insert(held);
-            open.queue.push_back(CopyRequest {
+            let request = CopyRequest {
                 from: skip(from, done),
                 to: skip(to, done),
                 length,
-                token,
+                token: self.devices.enter_use(op, part, slot),
                 unstaged,
-            });
+            };
+            if let Some(open) = self.devices.open(slot) {
+                open.queue.push_back(request);
+            }
             done += length;
             count += 1;
         }
-        devices.live = true;
         if let Some(entry) = self.ctx.operations.get(op)
             && let Some(staged) = &mut entry.staged
         {

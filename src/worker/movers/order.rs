@@ -7,7 +7,7 @@ use crate::{
     worker::{
         ctx::Ctx,
         device::{
-            engines::{Devices, Ready},
+            engines::Devices,
             order::{Begun, Order, unknown},
             pipe::Stage,
         },
@@ -50,23 +50,20 @@ impl Movers {
             let Some(place) = order.after.last().copied() else {
                 return order.waits == 0;
             };
-            let ready = match self.devices.slot_named(place.accelerator()) {
-                Ok(slot) => (self.engine_ready(slot, key), slot),
-                Err(error) => (Ready::Never(error), 0),
-            };
-            match ready {
-                (Ready::Now, slot) => {
+            let slot = self.devices.slot_named(place.accelerator());
+            match slot.and_then(|slot| Ok(self.engine_ready(slot, key)?.then_some(slot))) {
+                Ok(Some(slot)) => {
                     if let Some(order) = self.ctx.order(key) {
                         order.after.pop();
                         order.waits += 1;
                     }
                     self.devices.push_place(slot, key, place);
                 }
-                (Ready::Later, _) => {
+                Ok(None) => {
                     self.ctx.waits(key, true);
                     return false;
                 }
-                (Ready::Never(error), _) => {
+                Err(error) => {
                     self.ctx.staging_failed(key, error);
                     return false;
                 }

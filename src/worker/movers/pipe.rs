@@ -14,9 +14,8 @@ use crate::{
         ctx::Ctx,
         device::{
             blocks::run_in,
-            engines::{Ready, skip},
+            engines::skip,
             forbidden,
-            local::HOST,
             pipe::{Kind, Pipe, Staged, end},
             pool::{Fragment, Side},
         },
@@ -67,7 +66,6 @@ impl Ctx {
         }
     }
 
-    /// Counts requests for a part.
     /// A run of its is missing.
     pub(in crate::worker) fn shortened(&mut self, key: OpKey) {
         let text = "a buffer is shorter than it was";
@@ -169,14 +167,10 @@ impl Movers {
         let mut slot = Some(first);
         let mut index = 0;
         while let Some(needed) = slot {
-            let ready = match needed {
-                HOST => Ready::Now,
-                _ => self.engine_ready(needed, key),
-            };
-            match ready {
-                Ready::Now => {}
-                Ready::Later => return self.ctx.waits(key, true),
-                Ready::Never(error) => return self.ctx.staging_failed(key, error),
+            match self.engine_ready(needed, key) {
+                Ok(true) => {}
+                Ok(false) => return self.ctx.waits(key, true),
+                Err(error) => return self.ctx.staging_failed(key, error),
             }
             slot = self
                 .ctx
@@ -211,33 +205,22 @@ impl Movers {
         side: Side,
     ) -> Option<(Fragment, usize)> {
         let link = self.ctx.operations.get(key)?.link;
-        if let Some(error) = self.may_not_stop(key) {
-            self.ctx.staging_failed(key, error);
-            return None;
-        }
-        let Some(open) = self.devices.open(slot) else {
-            let error = Error::new(ErrorKind::Closed, "the engine is not open");
-            self.ctx.staging_failed(key, error);
-            return None;
+        let pinned = match (self.may_not_stop(key), self.devices.engine(slot)) {
+            (Some(error), _) => Err(error),
+            (None, Some(open)) => open.pinned.as_ref().map_err(Error::clone),
+            (None, None) => Err(Error::new(ErrorKind::Closed, "the engine is not open")),
         };
-        match &open.pinned {
-            Ok(pinned) => {
-                let length = pinned.length;
-                if let Some(fragment) = pinned.take(side, link) {
-                    return Some((fragment, length));
-                }
+        match pinned.map(|pinned| Some((pinned.take(side, link)?, pinned.length))) {
+            Ok(Some(taken)) => return Some(taken),
+            Ok(None) => {
                 self.ctx.waits(key, true);
                 self.devices.wait_for_fragment(key, slot, side, link);
             }
-            Err(error) => {
-                let error = error.clone();
-                self.ctx.staging_failed(key, error);
-            }
+            Err(error) => self.ctx.staging_failed(key, error),
         }
         None
     }
 
-    /// An engine has done one of the copies of a part.
     /// A copy of a part is over. `taken`: made; else the engine did not take its memory.
     pub(in crate::worker) fn part_copied(&mut self, key: OpKey, id: u32, taken: bool) {
         let Some(pipe) = self.ctx.pipe(key) else {
