@@ -1,5 +1,6 @@
 //! One-copy transfers: bytes that go from the memory of one process into the memory of the other without a stop between, chunk by chunk,
-//! by whichever end has time. Both ends count chunks in one shared word, so a slow end takes less.
+//! by whichever end has time. Both ends count chunks in one shared word, so a slow end takes less. What is not one run on both sides goes in
+//! turns (`spread.rs`).
 //!
 //! # Safety
 //! Local memory is owned by an entry of the table of operations that counts its transfers (`Entry::copies`) and stays while there are any.
@@ -12,12 +13,16 @@ use std::sync::Arc;
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::region::stale,
-    protocol::plan::CHUNK,
+    protocol::{layout::Shape, plan::CHUNK},
     sys::memfd::Mapping,
     transport::{Pair, Standing, cma::CmaPeer},
     types::{LinkId, OpKey},
     util::copy::copy,
-    worker::{rma::ends, spread::Spread, violation::violation},
+    worker::{
+        rma::ends,
+        spread::{CHECKS, Spread},
+        violation::violation,
+    },
 };
 
 /// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
@@ -74,12 +79,17 @@ pub(crate) fn over() -> Error {
 }
 
 #[cold]
+fn no_access() -> Error {
+    Error::new(ErrorKind::Unsupported, "no direct access to the peer")
+}
+
+#[cold]
 pub(in crate::worker) fn gone() -> Error {
     Error::new(ErrorKind::ConnectionReset, "the link is gone")
 }
 
 /// Whether the peer still lets this side at its memory, and at this region.
-pub(in crate::worker) fn standing(pair: &Pair, region: Option<(u32, u64)>) -> Result<()> {
+fn standing(pair: &Pair, region: Option<(u32, u64)>) -> Result<()> {
     match region {
         _ if pair.peer_over() => Err(over()),
         Some((slot, generation)) if pair.standing(slot, generation) != Standing::Let => {
@@ -125,10 +135,37 @@ impl Remote {
                 // SAFETY: the caller's promise; the peer's memory is revocable, see the chapter on safety.
                 unsafe { cma.copy(remote, local, length, pull) }
             }
-            (Self::Address(_), None) => Err(Error::new(
-                ErrorKind::Unsupported,
-                "no direct access to the peer",
-            )),
+            (Self::Address(_), None) => Err(no_access()),
+        }
+    }
+
+    /// The same of one turn of many runs.
+    ///
+    /// # Safety
+    /// As [`Remote::copy`], of every piece and every block.
+    unsafe fn copy_spread(
+        &self,
+        cma: Option<&CmaPeer>,
+        spread: &mut Spread,
+        pull: bool,
+    ) -> Result<()> {
+        match (self, cma) {
+            (Self::Mapped(mapping, start), _) => {
+                let base = mapping.as_ptr().wrapping_add(*start);
+                // SAFETY: the caller's promise.
+                unsafe { spread.copy(base, pull) };
+                Ok(())
+            }
+            (Self::Address(address), Some(cma)) => {
+                let (mut here, mut there) = (Vec::new(), Vec::new());
+                let behind = spread.vectors(*address, &mut here, &mut there);
+                let bytes = (spread.at.left - behind.left) as usize;
+                // SAFETY: the caller's promise; the peer's memory is revocable.
+                unsafe { cma.vectors(&here, &there, bytes, pull) }?;
+                spread.at = behind;
+                Ok(())
+            }
+            (Self::Address(_), None) => Err(no_access()),
         }
     }
 
@@ -168,18 +205,35 @@ impl Transfer {
     /// Bytes of chunks that this end has moved; of pieces all.
     pub(in crate::worker) fn moved(&self) -> usize {
         match &self.spread {
-            Some(spread) => self.length.saturating_sub(spread.left as usize),
+            Some(spread) => self.length.saturating_sub(spread.at.left as usize),
             None => self.length.min(self.next * CHUNK),
         }
     }
 
-    /// Moves the next chunk, inside the peer: its bytes, and whether it was the last. `None`: nothing is left to claim.
+    /// Looks at more of the blocks, where they are still being checked: whether those were the last.
+    pub(in crate::worker) fn check(&mut self) -> Option<bool> {
+        let spread = self.spread.as_mut()?;
+        match (&mut spread.checking, &*spread.shape) {
+            (Some(checking), Shape::Indexed(indexed)) => Some(indexed.check(checking, CHECKS)),
+            _ => None,
+        }
+    }
+
+    /// Moves the next chunk or turn, inside the peer: its bytes, and whether it was the last. `None`: nothing is left to claim.
     pub(in crate::worker) fn step(
         &mut self,
         pair: &Pair,
         cma: Option<&CmaPeer>,
     ) -> Result<Option<(usize, bool)>> {
         standing(pair, self.region)?;
+        if let Some(spread) = &mut self.spread {
+            let before = spread.at.left;
+            // SAFETY: the blocks lie in the part of the region that was checked against the mapping; the operation owns the pieces
+            // (`copies` > 0).
+            unsafe { self.remote.copy_spread(cma, spread, self.pull) }?;
+            let left = spread.at.left;
+            return Ok(Some(((before - left) as usize, left == 0)));
+        }
         let total = self.total();
         let chunk = match self.chunks.map(|word| pair.claim(word, total)) {
             // The peer can set the word back as often as it likes.

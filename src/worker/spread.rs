@@ -24,60 +24,71 @@ pub(in crate::worker) const CHECKS: usize = 16 << 10;
 
 /// The pieces of a transfer that is not one run on both sides.
 pub(crate) struct Spread {
-    pub(in crate::worker) pieces: Vec<Extent>,
-    piece: usize,
-    within: usize,
+    pieces: Vec<Extent>,
     pub(crate) shape: Arc<Shape>,
-    cursor: Cursor,
-    pub(in crate::worker) left: u64,
+    pub(in crate::worker) at: At,
     /// The blocks are still being checked, and nothing moves.
     pub(crate) checking: Option<Checking>,
 }
 
+/// How far it is.
+#[derive(Clone, Copy)]
+pub(in crate::worker) struct At {
+    piece: usize,
+    within: usize,
+    cursor: Cursor,
+    pub(in crate::worker) left: u64,
+}
+
 impl Spread {
     pub(crate) fn new(pieces: Vec<Extent>, shape: Arc<Shape>, length: usize) -> Box<Self> {
-        let cursor = shape.cursor();
-        Box::new(Self {
-            pieces,
+        let at = At {
             piece: 0,
             within: 0,
-            shape,
-            cursor,
+            cursor: shape.cursor(),
             left: length as u64,
+        };
+        Box::new(Self {
+            pieces,
+            shape,
+            at,
             checking: None,
         })
     }
 
     /// From this place of the layout on.
     pub(crate) fn starting_at(mut self: Box<Self>, cursor: Cursor) -> Box<Self> {
-        self.cursor = cursor;
+        self.at.cursor = cursor;
         self
     }
 
     /// The next run: address here, offset there, bytes (perhaps none).
     #[inline]
-    pub(in crate::worker) fn run(&self, most: u64) -> Option<(*mut u8, u64, u64)> {
-        let piece = self.pieces.get(self.piece)?;
-        let (offset, length) = self.shape.run(&self.cursor)?;
+    fn run(&self, at: &At, most: u64) -> Option<(*mut u8, u64, u64)> {
+        let piece = self.pieces.get(at.piece)?;
+        let (offset, length) = self.shape.run(&at.cursor)?;
         let length = length
-            .min((piece.length - self.within) as u64)
-            .min(self.left)
+            .min((piece.length - at.within) as u64)
+            .min(at.left)
             .min(most);
-        Some((piece.address.wrapping_add(self.within), offset, length))
+        Some((piece.address.wrapping_add(at.within), offset, length))
     }
 
     #[inline]
-    fn advance(&mut self, length: u64) {
-        self.shape.advance(&mut self.cursor, length);
-        self.left -= length;
-        self.within += length as usize;
-        if self
-            .pieces
-            .get(self.piece)
-            .is_some_and(|piece| self.within >= piece.length)
-        {
-            self.piece += 1;
-            self.within = 0;
+    fn advance(&self, at: &mut At, length: u64) {
+        self.shape.advance(&mut at.cursor, length);
+        self.pass(at, length);
+    }
+
+    /// Moves on by bytes of the piece.
+    #[inline]
+    fn pass(&self, at: &mut At, length: u64) {
+        at.left -= length;
+        at.within += length as usize;
+        let piece = self.pieces.get(at.piece);
+        if piece.is_some_and(|piece| at.within >= piece.length) {
+            at.piece += 1;
+            at.within = 0;
         }
     }
 
@@ -86,42 +97,39 @@ impl Spread {
     /// # Safety
     /// The pieces must be valid, for writing when `pull`, and so must every block from `base` on.
     pub(in crate::worker) unsafe fn copy(&mut self, base: *mut u8, pull: bool) {
+        let mut at = self.at;
         // SAFETY: the caller's promise.
-        let mut most = TURN - unsafe { self.copy_whole(base, pull) };
-        if self.left == 0 || most == 0 {
-            return;
-        }
+        let mut most = TURN - unsafe { self.copy_whole(&mut at, base, pull) };
         for _ in 0..EDGES {
-            let Some((local, offset, length)) = self.run(most) else {
-                return;
+            if at.left == 0 || most == 0 {
+                break;
+            }
+            let Some((local, offset, length)) = self.run(&at, most) else {
+                break;
             };
             let remote = base.wrapping_add(offset as usize);
             let (from, to) = ends(local, remote, pull);
             // SAFETY: both are valid for `length` bytes by the caller's promise.
             unsafe { copy_run(from, to, length as usize) };
-            self.advance(length);
+            self.advance(&mut at, length);
             most -= length;
-            if self.left == 0 || most == 0 {
-                return;
-            }
         }
+        self.at = at;
     }
 
     /// Moves blocks, as many as lie whole in the piece at hand: the common case, without a cursor for each. Returns bytes.
     ///
     /// # Safety
     /// As [`Spread::copy`].
-    unsafe fn copy_whole(&mut self, base: *mut u8, pull: bool) -> u64 {
-        let Some(piece) = self.pieces.get(self.piece) else {
+    unsafe fn copy_whole(&self, at: &mut At, base: *mut u8, pull: bool) -> u64 {
+        let Some(piece) = self.pieces.get(at.piece) else {
             return 0;
         };
-        if !self.cursor.between_blocks() {
+        if !at.cursor.between_blocks() {
             return 0;
         }
-        let room = ((piece.length - self.within) as u64)
-            .min(self.left)
-            .min(TURN);
-        let mut local = piece.address.wrapping_add(self.within);
+        let room = ((piece.length - at.within) as u64).min(at.left).min(TURN);
+        let mut local = piece.address.wrapping_add(at.within);
         let mut step = |offset: u64, length: u64| {
             let remote = base.wrapping_add(offset as usize);
             let (from, to) = ends(local, remote, pull);
@@ -129,79 +137,37 @@ impl Spread {
             unsafe { copy_run(from, to, length as usize) };
             local = local.wrapping_add(length as usize);
         };
-        let moved = self
-            .shape
-            .for_whole(&mut self.cursor, room, RUNS, &mut step);
-        self.left -= moved;
-        self.within += moved as usize;
-        if self.within >= piece.length {
-            self.piece += 1;
-            self.within = 0;
-        }
+        let moved = self.shape.for_whole(&mut at.cursor, room, RUNS, &mut step);
+        self.pass(at, moved);
         moved
     }
 
-    /// The next turn as vectors: here, and there from `base` on.
+    /// The next turn as vectors: here, and there from `base` on. Returns what is behind them.
     pub(in crate::worker) fn vectors(
         &self,
         base: u64,
         here: &mut Vec<Extent>,
         there: &mut Vec<Extent>,
-    ) -> u64 {
-        let mut ahead = Self {
-            pieces: Vec::new(),
-            shape: self.shape.clone(),
-            ..*self
-        };
+    ) -> At {
+        let mut at = self.at;
         let mut most = TURN;
         for _ in 0..RUNS {
-            let Some(piece) = self.pieces.get(ahead.piece) else {
+            let Some((local, offset, length)) = self.run(&at, most) else {
                 break;
             };
-            let Some((offset, block)) = ahead.shape.run(&ahead.cursor) else {
-                break;
-            };
-            let length = block
-                .min((piece.length - ahead.within) as u64)
-                .min(ahead.left)
-                .min(most);
             if length > 0 {
-                let address = piece.address.wrapping_add(ahead.within);
-                join(here, address, length as usize);
                 let remote = base.wrapping_add(offset) as usize;
-                join(
-                    there,
-                    std::ptr::without_provenance_mut(remote),
-                    length as usize,
-                );
+                let remote = std::ptr::without_provenance_mut(remote);
+                join(here, local, length as usize);
+                join(there, remote, length as usize);
             }
-            ahead.shape.advance(&mut ahead.cursor, length);
-            ahead.left -= length;
-            ahead.within += length as usize;
-            if ahead.within >= piece.length {
-                ahead.piece += 1;
-                ahead.within = 0;
-            }
+            self.advance(&mut at, length);
             most -= length;
-            if ahead.left == 0 || most == 0 {
+            if at.left == 0 || most == 0 {
                 break;
             }
         }
-        TURN - most
-    }
-
-    /// Moves on by bytes that were moved, over blocks of no bytes too.
-    pub(in crate::worker) fn skip(&mut self, mut bytes: u64) {
-        for _ in 0..RUNS {
-            let Some((_, _, length)) = self.run(bytes) else {
-                return;
-            };
-            self.advance(length);
-            bytes -= length;
-            if bytes == 0 && length > 0 {
-                return;
-            }
-        }
+        at
     }
 }
 

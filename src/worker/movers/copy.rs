@@ -40,25 +40,15 @@ impl Movers {
         steps
     }
 
+    /// One turn of a transfer.
     fn step(&mut self, index: usize) -> Result<Step> {
-        let transfer = &self.transfers[index];
-        // Where both ends count chunks the other one sees them.
-        let alone = transfer.peer_op.filter(|_| transfer.chunks.is_none());
-        let before = transfer.moved();
-        let step = self.step_alone(index)?;
-        if let (Some(op), Step::Moved) = (alone, &step) {
-            let transfer = &self.transfers[index];
-            self.ctx
-                .tell_moved(transfer.link, op, before, transfer.moved());
-        }
-        Ok(step)
-    }
-
-    fn step_alone(&mut self, index: usize) -> Result<Step> {
         let transfer = &mut self.transfers[index];
-        if transfer.spread.is_some() {
-            return self.step_spread(index);
+        match transfer.check() {
+            Some(true) => return Ok(Step::Checked),
+            Some(false) => return Ok(Step::Moved),
+            None => {}
         }
+        let before = transfer.moved();
         let one_copy = at(&mut self.ctx.peers, transfer.link)
             .and_then(|peer| peer.one_copy.as_ref())
             .ok_or_else(gone)?;
@@ -70,18 +60,34 @@ impl Movers {
         };
         let is_mapped = transfer.remote.is_mapped();
         self.ctx.counts.copied(is_mapped, length);
-        Ok(match is_last {
-            true => Step::Complete,
-            false => Step::Moved,
-        })
+        if is_last {
+            return Ok(Step::Complete);
+        }
+        // Where both ends count chunks the other one sees them.
+        if let (Some(op), None) = (transfer.peer_op, transfer.chunks) {
+            let now = transfer.moved();
+            self.ctx.tell_moved(transfer.link, op, before, now);
+        }
+        Ok(Step::Moved)
     }
 
-    /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
-    pub(crate) fn end_transfer(&mut self, index: usize, verdict: Option<Result<()>>) {
+    fn take_transfer(&mut self, index: usize) -> Transfer {
         let transfer = self.transfers.swap_remove(index);
         if let Some(entry) = self.ctx.operations.get(transfer.op) {
             entry.copies -= 1;
         }
+        transfer
+    }
+
+    /// The blocks of a transfer are checked: now it may begin.
+    fn layout_checked(&mut self, index: usize) {
+        let transfer = self.take_transfer(index);
+        self.begin_layout(transfer.link, transfer.op);
+    }
+
+    /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
+    pub(crate) fn end_transfer(&mut self, index: usize, verdict: Option<Result<()>>) {
+        let transfer = self.take_transfer(index);
         match verdict {
             None => self.ctx.helped(transfer.op),
             Some(Ok(())) => {

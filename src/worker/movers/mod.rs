@@ -5,7 +5,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `copy`, `spread` | one copy between two processes, of one run and of many |
+//! | `copy` | one copy between two processes, of one run and of many |
 //! | `rma`, `layout`, `blocks`, `list` | puts and gets: of one run, of many blocks at either side; messages of many pieces |
 //! | `rendezvous` | announced messages: which way their bytes come |
 //! | `one_sided` | what network devices do |
@@ -30,7 +30,6 @@ mod rendezvous;
 mod rma;
 mod route;
 pub(in crate::worker) mod serve;
-mod spread;
 mod within;
 mod write;
 
