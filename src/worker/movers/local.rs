@@ -96,8 +96,7 @@ impl Movers {
             let goes_on = match step.way {
                 Moves::Processor => self.copy_here(key, &step),
                 Moves::Engine => self.begin_engine(key, &step),
-                Moves::Fragment => self.begin_stopping(key, &step),
-                Moves::Across => self.begin_across(key, &step),
+                Moves::Fragment | Moves::Across => self.begin_stopping(key, &step),
             };
             if !goes_on {
                 return;
@@ -181,12 +180,20 @@ impl Movers {
         true
     }
 
-    /// Begins a part that stops in a fragment. `false`: it waits for one, or has failed.
+    /// Begins a part that stops in a fragment, and then in another one between two accelerators. `false`: it waits for one, or has failed.
     fn begin_stopping(&mut self, key: OpKey, step: &Local) -> bool {
         let Some((fragment, room)) = self.take_fragment(key, step.slot, Side::Out) else {
             return false;
         };
-        let length = step.length.min(room).min(STEP);
+        let (mut length, mut onward) = (step.length.min(room).min(STEP), None);
+        if step.way == Moves::Across {
+            // The first one, held while this one is waited for, goes back with this call.
+            let Some((next, more)) = self.take_fragment(key, step.onward, Side::Out) else {
+                return false;
+            };
+            length = length.min(more);
+            onward = Some((step.onward, next));
+        }
         let stop = fragment.end();
         let (stage, from, to) = match step.from {
             CopyEnd::Host { address, .. } => {
@@ -201,6 +208,9 @@ impl Movers {
             return false;
         };
         let id = pipe.begin(length, Some(fragment), stage);
+        if let Some(part) = pipe.part(id) {
+            part.onward = onward;
+        }
         self.push_copy(step.slot, (key, id), from, to, length);
         true
     }
@@ -214,29 +224,6 @@ impl Movers {
         let (from, to) = (slot(from)?, slot(to)?);
         let first = from.or(to).unwrap_or(HOST);
         Ok((first, to.unwrap_or(first)))
-    }
-
-    /// Begins a part between two accelerators. `false`: it waits for a fragment, or has failed.
-    fn begin_across(&mut self, key: OpKey, step: &Local) -> bool {
-        // One that is held while the other is waited for goes back with this call.
-        let Some((fragment, room)) = self.take_fragment(key, step.slot, Side::Out) else {
-            return false;
-        };
-        let Some((next, more)) = self.take_fragment(key, step.onward, Side::Out) else {
-            return false;
-        };
-        let length = step.length.min(room).min(more).min(STEP);
-        let stop = fragment.end();
-        self.ctx.counts.staged.add(length);
-        let Some(pipe) = self.ctx.pipe(key) else {
-            return false;
-        };
-        let id = pipe.begin(length, Some(fragment), Stage::Loading);
-        if let Some(part) = pipe.part(id) {
-            part.onward = Some((step.onward, next));
-        }
-        self.push_copy(step.slot, (key, id), step.from, stop, length);
-        true
     }
 
     /// A part has come out of the first of two accelerators: on to the second, from a fragment of its own.

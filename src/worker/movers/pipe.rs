@@ -221,6 +221,26 @@ impl Movers {
         None
     }
 
+    /// Takes a fragment for the next part: it, where the part is, and how long. `None`: there is no room for one, or it comes later, or the
+    /// operation has failed.
+    pub(in crate::worker) fn next_part(
+        &mut self,
+        key: OpKey,
+        side: Side,
+    ) -> Option<(Fragment, usize, usize)> {
+        let pipe = self.ctx.pipe(key).filter(|pipe| pipe.has_room())?;
+        let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
+        let (fragment, room) = self.take_fragment(key, slot, side)?;
+        let most = left.min(room);
+        let length = self.ctx.part_length(key, next, most, side == Side::Out);
+        if length == 0 {
+            self.devices.step_soon(key);
+            return None;
+        }
+        self.ctx.counts.staged.add(length);
+        Some((fragment, next, length))
+    }
+
     /// A copy of a part is over. `taken`: made; else the engine did not take its memory.
     pub(in crate::worker) fn part_copied(&mut self, key: OpKey, id: u32, taken: bool) {
         let Some(pipe) = self.ctx.pipe(key) else {
@@ -245,8 +265,7 @@ impl Movers {
     fn part_moved(&mut self, key: OpKey, id: u32, kind: Kind) {
         match kind {
             Kind::Local => self.local_copied(key, id),
-            Kind::Serve => self.ctx.serve_loaded(key, id),
-            Kind::Write => self.ctx.write_loaded(key, id),
+            Kind::Serve | Kind::Write => self.ctx.part_loaded(key, id),
             Kind::Put { target } => self.put_loaded(key, id, target),
             Kind::Pull { .. } | Kind::Get { .. } => self.part_over(key, id),
         }

@@ -216,21 +216,9 @@ impl Movers {
         if !self.step_route(key, kind) {
             return;
         }
-        while let Some(pipe) = self.ctx.pipe(key)
-            && pipe.has_room()
+        while let Some((fragment, next, length)) = self.next_part(key, Side::In)
+            && let Some(entry) = self.ctx.operations.get(key)
         {
-            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
-            let Some((fragment, room)) = self.take_fragment(key, slot, Side::In) else {
-                return;
-            };
-            let length = self.ctx.part_length(key, next, left.min(room), false);
-            if length == 0 {
-                return self.devices.step_soon(key);
-            }
-            self.ctx.counts.staged.add(length);
-            let Some(entry) = self.ctx.operations.get(key) else {
-                return;
-            };
             let (Some(link), priority) = (entry.link, entry.priority) else {
                 return;
             };

@@ -18,7 +18,7 @@ use crate::{
     transport::{RawSlice, SendError},
     types::{LinkId, OpKey, Priority},
     worker::{
-        ctx::Ctx,
+        ctx::{Ctx, Event},
         device::{
             forbidden,
             pipe::{Kind, Pipe, Stage},
@@ -90,15 +90,23 @@ impl Ctx {
         self.operations.get(key).is_some_and(|entry| entry.unstaged)
     }
 
-    /// A part is in its fragment: it goes out when those before it have.
-    pub(in crate::worker) fn serve_loaded(&mut self, key: OpKey, id: u32) {
+    /// A part is in its fragment: it leaves when those before it have.
+    pub(in crate::worker) fn part_loaded(&mut self, key: OpKey, id: u32) {
         let Some(pipe) = self.pipe(key) else { return };
         if let Some(part) = pipe.part(id) {
             part.stage = Stage::Ready;
         }
         let first = pipe.parts.front().is_some_and(|part| part.id == id);
-        if first && let Some(link) = self.operations.get(key).and_then(|entry| entry.link) {
-            self.submit(link, key);
+        let Some(entry) = self.operations.get(key).filter(|_| first) else {
+            return;
+        };
+        match (&*entry.work, entry.link) {
+            (Work::Write(write), _) => {
+                let event = Event::Loaded(write.stream, key);
+                self.events.push_back(event);
+            }
+            (_, Some(link)) => self.submit(link, key),
+            _ => {}
         }
     }
 }
@@ -195,21 +203,9 @@ impl Movers {
 
     /// Copies as many parts into fragments as there are.
     pub(in crate::worker) fn step_serve(&mut self, key: OpKey) {
-        while let Some(pipe) = self.ctx.pipe(key)
-            && pipe.has_room()
+        while let Some((fragment, _, length)) = self.next_part(key, Side::Out)
+            && let Some(pipe) = self.ctx.pipe(key)
         {
-            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
-            let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
-                return;
-            };
-            let length = self.ctx.part_length(key, next, left.min(room), true);
-            if length == 0 {
-                return self.devices.step_soon(key);
-            }
-            self.ctx.counts.staged.add(length);
-            let Some(pipe) = self.ctx.pipe(key) else {
-                return;
-            };
             let id = pipe.begin(length, Some(fragment), Stage::Loading);
             self.move_part(key, id, true);
         }

@@ -6,7 +6,7 @@ use crate::{
     worker::{
         ctx::{Ctx, Event},
         device::{
-            pipe::{Kind, Pipe, Stage},
+            pipe::{Kind, Pipe},
             pool::Fragment,
             write::DeviceWrite,
         },
@@ -17,19 +17,6 @@ use crate::{
 };
 
 impl Ctx {
-    /// A part is in its fragment.
-    pub(in crate::worker) fn write_loaded(&mut self, key: OpKey, id: u32) {
-        let Some(pipe) = self.pipe(key) else { return };
-        if let Some(part) = pipe.part(id) {
-            part.stage = Stage::Ready;
-        }
-        let first = pipe.parts.front().is_some_and(|part| part.id == id);
-        if first && let Some(Work::Write(write)) = self.operations.work(key) {
-            let event = Event::Loaded(write.stream, key);
-            self.events.push_back(event);
-        }
-    }
-
     /// The next bytes of such a buffer, if they are in a fragment: where, and how many.
     pub(crate) fn write_ready(&mut self, key: OpKey) -> Option<(Fragment, *mut u8, usize)> {
         let entry = self.operations.get(key)?;
