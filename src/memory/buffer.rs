@@ -823,6 +823,32 @@ impl BufferMut {
         }
     }
 
+    /// What is left, from `start` on, of the run of host memory there: of a list, of the piece.
+    pub(crate) fn host_from_mut(&mut self, start: usize) -> &mut [u8] {
+        match self.0 {
+            Unique::List(ref mut list) => list.run(start),
+            _ => self
+                .as_mut_slice()
+                .and_then(|bytes| bytes.get_mut(start..))
+                .unwrap_or(&mut []),
+        }
+    }
+
+    /// Copies `data` to where it belongs, from `start` on, where the host reaches that.
+    pub(crate) fn scatter(&mut self, start: usize, data: &[u8]) {
+        match self.list_mut() {
+            Some(list) => list.scatter(start, data),
+            None => {
+                if let Some(to) = self
+                    .as_mut_slice()
+                    .and_then(|bytes| bytes.get_mut(start..start + data.len()))
+                {
+                    copy_slice(data, to);
+                }
+            }
+        }
+    }
+
     /// Where its pieces are, for writing.
     pub(crate) fn extents(&mut self) -> Vec<Extent> {
         match self.list_mut() {
@@ -971,6 +997,10 @@ impl PieceMut for BufferMut {
 
     fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         self.as_mut_slice()
+    }
+
+    fn scatter(&mut self, start: usize, data: &[u8]) {
+        self.scatter(start, data);
     }
 
     fn memory_type(&self) -> MemoryType {

@@ -158,6 +158,8 @@ pub(crate) trait PieceMut: Sized {
     fn address(&mut self) -> *mut u8;
     /// The bytes, where the host reaches them, of no list.
     fn as_mut_slice(&mut self) -> Option<&mut [u8]>;
+    /// Copies `data` to where it belongs, from `start` on, where the host reaches that.
+    fn scatter(&mut self, start: usize, data: &[u8]);
     fn memory_type(&self) -> MemoryType;
     /// Its own pieces, if it is several.
     fn list_ref(&self) -> Option<&ListMut<Self>>;
@@ -265,17 +267,7 @@ impl<P: PieceMut> ListMut<P> {
         for piece in self.pieces.get_mut(index..).unwrap_or(&mut []) {
             let length = (piece.len() - within).min(data.len());
             let (part, rest) = data.split_at(length);
-            match piece.list_mut() {
-                Some(list) => list.scatter(within, part),
-                None => {
-                    if let Some(to) = piece
-                        .as_mut_slice()
-                        .and_then(|to| to.get_mut(within..within + length))
-                    {
-                        copy_slice(part, to);
-                    }
-                }
-            }
+            piece.scatter(within, part);
             data = rest;
             within = 0;
             if data.is_empty() {

@@ -19,7 +19,7 @@ use crate::{
     trace,
     transport::{Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
-    util::copy::{copied, copy_slice},
+    util::copy::copied,
     worker::{
         copy::{Remote, Transfer, chunks},
         core::Core,
@@ -80,8 +80,13 @@ impl Ctx {
         self.operations.insert(link, false, Work::Recv(recv))
     }
 
-    /// Where the next fragment of an operation goes, if the operation is still there and has room for it.
-    fn landing(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Option<*mut u8>> {
+    /// Where the next fragment of an operation goes, if the operation is still there and has room for it: the buffer, and the place in it.
+    fn landing(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        length: usize,
+    ) -> Result<Option<(&mut BufferMut, &mut usize)>> {
         let Some(entry) = self
             .operations
             .named(link, key)
@@ -107,38 +112,29 @@ impl Ctx {
             }
             _ => return Err(violation("a fragment for what takes none")),
         };
-        let room = buffer
-            .as_mut_slice()
-            .and_then(|slice| slice.get_mut(*got..))
-            .unwrap_or(&mut []);
-        if length > expected - *got || length > room.len() {
+        let room = match buffer.is_on_device() {
+            true => 0,
+            false => expected - *got,
+        };
+        if length > room {
             return Err(violation("more bytes than announced"));
         }
-        let address = room.as_mut_ptr();
-        *got += length;
-        Ok(Some(address))
+        Ok(Some((buffer, got)))
     }
 
     /// Where a long one goes.
     fn place_fragment(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Place> {
-        if let Some(place) = self.place_in_list(link, key, length) {
-            return place;
-        }
-        Ok(match self.landing(link, key, length)? {
-            Some(address) => self.lend(key, address),
-            None => Place::Discard,
-        })
-    }
-
-    /// The bytes that [`Ctx::landing`] has just given out, as a slice of the operation's own buffer.
-    fn landing_slice(&mut self, key: OpKey, address: *mut u8, length: usize) -> Option<&mut [u8]> {
-        let buffer = match self.operations.work(key)? {
-            Work::Recv(recv) => &mut recv.buffer,
-            Work::Get(get) => &mut get.buffer,
-            _ => return None,
+        let Some((buffer, got)) = self.landing(link, key, length)? else {
+            return Ok(Place::Discard);
         };
-        let start = address as usize - buffer.address() as usize;
-        buffer.as_mut_slice()?.get_mut(start..start + length)
+        let run = buffer.host_from_mut(*got);
+        if run.len() < length {
+            // Too long for a piece.
+            return Ok(Place::Whole);
+        }
+        let address = run.as_mut_ptr();
+        *got += length;
+        Ok(self.lend(key, address))
     }
 
     /// Whether the peer may have moved the last bytes of a receive or a get: its devices were asked to write them, or both ends copy and all
@@ -334,13 +330,9 @@ impl Movers {
     }
 
     fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
-        if self.list_landing(link, key, data)?.is_some() {
-            return Ok(());
-        }
-        if let Some(address) = self.ctx.landing(link, key, data.len())? {
-            if let Some(slice) = self.ctx.landing_slice(key, address, data.len()) {
-                copy_slice(data, slice);
-            }
+        if let Some((buffer, got)) = self.ctx.landing(link, key, data.len())? {
+            buffer.scatter(*got, data);
+            *got += data.len();
             self.after_fragment(key);
         }
         Ok(())

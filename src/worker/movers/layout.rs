@@ -43,14 +43,7 @@ impl Ctx {
         };
         let base = get.layout.as_ref().map_or(0, |plan| plan.base());
         let at = within(&answer, base);
-        let run = match get.buffer.list_mut() {
-            Some(list) => list.run(at),
-            None => get
-                .buffer
-                .as_mut_slice()
-                .and_then(|bytes| bytes.get_mut(at..))
-                .unwrap_or(&mut []),
-        };
+        let run = get.buffer.host_from_mut(at);
         if run.len() < length {
             return Ok(Place::Whole);
         }
@@ -246,15 +239,7 @@ impl Movers {
         let Some((at, get)) = self.ctx.layout_landing(link, key, &answer, data.len())? else {
             return Ok(());
         };
-        match get.buffer.list_mut() {
-            Some(list) => list.scatter(at, data),
-            None => {
-                let bytes = get.buffer.as_mut_slice().unwrap_or(&mut []);
-                if let Some(to) = bytes.get_mut(at..at + data.len()) {
-                    to.copy_from_slice(data);
-                }
-            }
-        }
+        get.buffer.scatter(at, data);
         if answer.status == 2 {
             self.fail_operation(key, control::error_of(&answer.code.to_le_bytes()));
         } else if get.got == get.buffer.len() {
