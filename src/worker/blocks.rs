@@ -14,7 +14,7 @@ use crate::{
             BLOCK, Block, Cursor, Indexed, Places, Shape, Strided, decode_blocks, split_blocks,
         },
     },
-    worker::{spread::copy_run, violation::violation},
+    worker::{signal::signal_of, spread::copy_run, violation::violation},
 };
 
 /// Runs packed into one message, and what each of them costs beside its bytes.
@@ -91,14 +91,7 @@ pub(super) fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape,
 pub(super) fn parse_put(body: &[u8]) -> Result<(LayoutHeader, Shape, Option<Signal>, &[u8])> {
     let header = LayoutHeader::decode(body)?;
     let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
-    let (signal, rest) = match header.last {
-        0 | 1 => (None, rest),
-        3 => {
-            let signal = Signal::decode(rest)?;
-            (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
-        }
-        _ => return Err(violation("a put with a mark that there is not")),
-    };
+    let (signal, rest) = signal_of(header.last, rest)?;
     let (shape, rest) = parse(&header, rest)?;
     Ok((header, shape, signal, rest))
 }

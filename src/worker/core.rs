@@ -249,7 +249,7 @@ impl Core {
                 self.finish(key, Ended::Done(Err(error.clone())));
             }
             Work::Serve(_)
-            | Work::PutIn { .. }
+            | Work::PutIn(_)
             | Work::Help { .. }
             | Work::AmLanding { .. }
             | Work::StreamIn(_) => {

@@ -28,7 +28,7 @@ use crate::{
         movers::Movers,
         one_sided::word,
         operations::{
-            Arrival, Body, Ended, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
+            Arrival, Body, Ended, Outgoing, PutIn, RecvStage, SendStage, Serve, Unexpected, Work,
         },
         peer::{OneCopy, at},
         send::give,
@@ -211,32 +211,25 @@ impl Ctx {
 
     /// A piece of a put has come.
     fn put_received(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
-        let (put, signal, start) = put_parts(body)?;
-        let data = body.get(start..).unwrap_or(&[]);
-        let Some(key) = self.put_target(link, op, put, signal, data.len()) else {
-            return Ok(());
-        };
-        if let Some(entry) = self.operations.get(key)
-            && let Work::PutIn { exposed, .. } = &*entry.work
-            && !data.is_empty()
-        {
-            exposed.write(put.offset as usize, data)?;
+        let (put, signal, data) = put_parts(body)?;
+        if let Some(target) = self.put_target(link, op, put, signal, data.len()) {
+            if !data.is_empty() {
+                target.exposed.write(put.offset as usize, data)?;
+            }
+            self.put_over(link, target);
         }
-        self.put_landed(link, key);
         Ok(())
     }
 
     /// Where a long one goes.
     fn place_put(&mut self, link: LinkId, op: u64, prefix: &[u8], length: usize) -> Result<Place> {
         let (put, signal, _) = put_parts(prefix)?;
-        let target = self.put_target(link, op, put, signal, length);
-        let Some(entry) = target.and_then(|key| self.operations.get(key)) else {
+        let Some(target) = self.put_target(link, op, put, signal, length) else {
             return Ok(Place::Discard);
         };
-        let (Some(key), Work::PutIn { exposed, .. }) = (target, &*entry.work) else {
-            return Ok(Place::Discard);
-        };
-        let address = exposed.address.wrapping_add(put.offset as usize);
+        let address = target.exposed.address.wrapping_add(put.offset as usize);
+        let work = Work::PutIn(target);
+        let key = self.operations.insert(Some(link), true, work);
         Ok(self.lend(key, address))
     }
 
@@ -248,7 +241,7 @@ impl Ctx {
         header: PutHeader,
         signal: Option<Signal>,
         length: usize,
-    ) -> Option<OpKey> {
+    ) -> Option<PutIn> {
         let (slot, generation, offset) = (header.slot, header.generation, header.offset);
         let regions = &self.regions;
         let checked = match length {
@@ -258,33 +251,31 @@ impl Ctx {
         };
         let checked = checked.and_then(|exposed| {
             let raise = signal.map(|signal| self.find_counter(&signal));
-            Ok((exposed, raise.transpose()?.map(Box::new)))
+            Ok(PutIn {
+                exposed,
+                ack: (header.last != 0).then_some(op),
+                signal: raise.transpose()?.map(Box::new),
+            })
         });
-        let (exposed, signal) = self.granted(link, op, checked)?;
-        let work = Work::PutIn {
-            exposed,
-            ack: (header.last != 0).then_some(op),
-            signal,
-        };
-        Some(self.operations.insert(Some(link), true, work))
+        self.granted(link, op, checked)
     }
 
     fn put_landed(&mut self, link: LinkId, key: OpKey) {
-        if let Some(mut entry) = self.operations.remove(key) {
-            if let Work::PutIn {
-                ack: Some(op),
-                signal,
-                ..
-            } = &mut *entry.work
-            {
-                let (op, signal) = (*op, signal.take());
-                if let Some(signal) = signal {
-                    self.raise(&signal);
-                }
-                self.control(link, control::DONE, op, &[]);
-            }
-            self.defer_drop_entry(entry);
+        if let Some(entry) = self.operations.remove(key)
+            && let Work::PutIn(put) = self.operations.work_of(entry)
+        {
+            self.put_over(link, put);
         }
+    }
+
+    fn put_over(&mut self, link: LinkId, put: PutIn) {
+        if let Some(op) = put.ack {
+            if let Some(signal) = &put.signal {
+                self.raise(signal);
+            }
+            self.control(link, control::DONE, op, &[]);
+        }
+        self.defer_drop(Work::PutIn(put));
     }
 
     /// The peer shows the key of a region: it is let at it directly.
@@ -718,7 +709,7 @@ impl Sink for Core {
         let key = OpKey(token);
         self.movers.ctx.source_free(from, key);
         match self.movers.ctx.operations.work(key) {
-            Some(Work::PutIn { .. }) => self.movers.ctx.put_landed(from, key),
+            Some(Work::PutIn(_)) => self.movers.ctx.put_landed(from, key),
             Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {

@@ -353,6 +353,13 @@ pub(crate) struct Fill {
     pub(crate) charged: Option<AccountId>,
 }
 
+/// A frame of a peer's put.
+pub(crate) struct PutIn {
+    pub(in crate::worker) exposed: Arc<Exposed>,
+    pub(in crate::worker) ack: Option<u64>,
+    pub(in crate::worker) signal: Option<Box<Raise>>,
+}
+
 pub(crate) enum Work {
     Send(Send),
     Recv(Recv),
@@ -363,11 +370,7 @@ pub(crate) enum Work {
     Atomic(Atomic),
     Serve(Serve),
     /// A frame of a peer's put that is landing in exposed memory.
-    PutIn {
-        exposed: Arc<Exposed>,
-        ack: Option<u64>,
-        signal: Option<Box<Raise>>,
-    },
+    PutIn(PutIn),
     /// A claim that met a long message, which is landing in memory of its own.
     ClaimLanding {
         data: Vec<u8>,
@@ -460,7 +463,7 @@ impl Work {
             Self::Put(_) => "put",
             Self::Get(_) => "get",
             Self::Atomic(_) => "atomic operation",
-            Self::Serve(_) | Self::PutIn { .. } | Self::Help { .. } | Self::Fill(_) => {
+            Self::Serve(_) | Self::PutIn(_) | Self::Help { .. } | Self::Fill(_) => {
                 "served for the peer"
             }
             Self::AmLanding { .. } => "active message receive",

@@ -27,14 +27,21 @@ pub(crate) struct Signals {
     pub(in crate::worker) refused: Option<ErrorKind>,
 }
 
-/// A put message, taken apart: header, signal, and where the payload begins.
-pub(super) fn put_parts(body: &[u8]) -> Result<(PutHeader, Option<Signal>, usize)> {
+/// A put message, taken apart: header, signal, and payload.
+pub(super) fn put_parts(body: &[u8]) -> Result<(PutHeader, Option<Signal>, &[u8])> {
     let header = PutHeader::decode(body)?;
-    match header.last {
-        0 | 1 => Ok((header, None, PutHeader::SIZE)),
+    let rest = body.get(PutHeader::SIZE..).unwrap_or(&[]);
+    let (signal, data) = signal_of(header.last, rest)?;
+    Ok((header, signal, data))
+}
+
+/// The signal that a put's mark says, and what follows it.
+pub(in crate::worker) fn signal_of(mark: u32, rest: &[u8]) -> Result<(Option<Signal>, &[u8])> {
+    match mark {
+        0 | 1 => Ok((None, rest)),
         3 => {
-            let signal = Signal::decode(body.get(PutHeader::SIZE..).unwrap_or(&[]))?;
-            Ok((header, Some(signal), PutHeader::SIZE + Signal::SIZE))
+            let signal = Signal::decode(rest)?;
+            Ok((Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[])))
         }
         _ => Err(violation("a put with a mark that there is not")),
     }

@@ -1,8 +1,7 @@
 //! Blocks of device memory.
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    protocol::layout::Places,
+    error::Result,
     types::{Access, LinkId, MemoryType, OpKey},
     worker::{
         blocks::parse_put,
@@ -10,11 +9,10 @@ use crate::{
         device::{
             blocks::RUNS,
             pipe::{Kind, Pipe},
-            route::Route,
         },
         layout::REQUESTS,
-        movers::Movers,
-        operations::{Fill, Work},
+        movers::{Movers, pull::Announced},
+        operations::Work,
         peer::at,
         violation::violation,
     },
@@ -118,40 +116,17 @@ impl Movers {
         if at(&mut self.ctx.peers, link).is_some_and(|peer| peer.requests().serving >= REQUESTS) {
             return Err(violation("more requests than are allowed at a time"));
         }
-        let admitted = self
-            .ctx
-            .admit(&header, &shape, Access::WRITE)
-            .and_then(|exposed| {
-                let raise = signal.map(|signal| self.ctx.find_counter(&signal));
-                let Some((memory_type, _)) = exposed.device else {
-                    // The descriptor says so.
-                    let text = "host memory is put into, not filled";
-                    return Err(Error::new(ErrorKind::InvalidArgument, text));
-                };
-                let slot = self.devices.slot_for(&[memory_type])?;
-                Ok((exposed, raise.transpose()?.map(Box::new), slot))
-            });
-        let Some((exposed, signal, slot)) = self.ctx.granted(link, op, admitted) else {
-            return Ok(());
-        };
-        let places = Places::new(shape, header.position);
-        let charged = self.ctx.charge_request(link, places.weight());
-        let Some(charged) = self.ctx.granted(link, op, charged) else {
-            return Ok(());
-        };
-        if let Some(peer) = self.ctx.peer(link) {
-            peer.requests().serving += 1;
-        }
-        let fill = Fill {
-            charged,
-            exposed,
-            offset: 0,
+        let announced = Announced {
             op,
+            found: self.ctx.admit(&header, &shape, Access::WRITE),
             signal,
-            places: Some(Box::new(places)),
+            offset: 0,
+            length: header.length as usize,
+            blocks: Some(shape),
+            first: header.position,
+            of_device: None,
         };
-        let way = (header.position, Route::Staged);
-        self.start_fill(link, fill, slot, header.length as usize, way);
+        self.fill_announced(link, announced);
         Ok(())
     }
 }

@@ -14,11 +14,14 @@
 //! it.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::{Buffer, BufferMut},
+    memory::{Buffer, BufferMut, region::Exposed},
     protocol::{
         control::{self, PutRts, Signal},
+        layout::{Places, Shape},
         plan::{self, Comes},
     },
     types::{Access, EndpointId, LinkId, OpKey, Tag},
@@ -28,6 +31,7 @@ use crate::{
         movers::Movers,
         operations::{Arrival, Body, Ended, Fill, Get, RecvStage, Work},
         rma::Target,
+        signal::signal_of,
         violation::violation,
     },
 };
@@ -37,6 +41,22 @@ use crate::worker::device::{
     pool::{Fragment, Side},
     route::Route,
 };
+
+/// A put into memory that this side has to fill itself, as its peer announces it.
+pub(super) struct Announced {
+    pub(super) op: u64,
+    /// The memory, or why it may not be put into.
+    pub(super) found: Result<Arc<Exposed>>,
+    pub(super) signal: Option<Signal>,
+    pub(super) offset: usize,
+    pub(super) length: usize,
+    /// The blocks that it goes to; they count among the requests of its peer.
+    pub(super) blocks: Option<Shape>,
+    /// Where in what was announced it begins.
+    pub(super) first: u64,
+    /// Out of device memory: whether nothing of it may stop on its way.
+    pub(super) of_device: Option<bool>,
+}
 
 impl Ctx {
     /// All that a peer put is where it belongs.
@@ -128,87 +148,80 @@ impl Movers {
     /// A peer puts into memory that this side has to fill itself.
     pub(crate) fn put_announced(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
         let rts = PutRts::decode(body)?;
-        let signal = match rts.last & !(control::OF_DEVICE | control::UNSTAGED) {
-            1 => None,
-            3 => Some(Signal::decode(body.get(PutRts::SIZE..).unwrap_or(&[]))?),
-            _ => return Err(violation("a put with a mark that there is not")),
-        };
-        let empty = rts.length == 0;
-        let admitted = self
-            .ctx
-            .regions
-            .check_any(
-                rts.slot,
-                rts.generation,
-                rts.offset,
-                rts.length,
-                Access::WRITE,
-            )
-            .and_then(|exposed| {
-                let raise = signal
-                    .map(|signal| self.ctx.find_counter(&signal))
-                    .transpose()?;
-                let types = exposed.device.map(|(memory_type, _)| memory_type);
-                if types.is_none() && !empty {
-                    // The descriptor says so.
-                    let text = "host memory is put into, not filled";
-                    return Err(Error::new(ErrorKind::InvalidArgument, text));
-                }
-                let slot = self.devices.slot_for(types.as_slice())?;
-                Ok((exposed, raise.map(Box::new), slot))
-            });
-        let Some((exposed, signal, slot)) = self.ctx.granted(link, op, admitted) else {
-            return Ok(());
-        };
-        let charged = self.ctx.charge_request(link, 0);
-        let Some(charged) = self.ctx.granted(link, op, charged) else {
-            return Ok(());
-        };
-        let (total, offset) = (rts.length as usize, rts.offset as usize);
-        let routed = rts.last & control::OF_DEVICE != 0 && exposed.device.is_some();
-        let fill = Fill {
-            charged,
-            exposed,
-            offset,
+        let mark = rts.last & !(control::OF_DEVICE | control::UNSTAGED);
+        if mark == 0 {
+            return Err(violation("a put with a mark that there is not"));
+        }
+        let (signal, _) = signal_of(mark, body.get(PutRts::SIZE..).unwrap_or(&[]))?;
+        let (generation, offset) = (rts.generation, rts.offset);
+        let regions = &self.ctx.regions;
+        let found = regions.check_any(rts.slot, generation, offset, rts.length, Access::WRITE);
+        let unstaged = rts.last & control::UNSTAGED != 0;
+        let announced = Announced {
             op,
+            found,
             signal,
-            places: None,
+            offset: offset as usize,
+            length: rts.length as usize,
+            blocks: None,
+            first: 0,
+            of_device: (rts.last & control::OF_DEVICE != 0).then_some(unstaged),
         };
-        let route = match routed {
-            true => self.route_to(link, slot, total, rts.last & control::UNSTAGED != 0),
-            false => Route::Staged,
-        };
-        self.start_fill(link, fill, slot, total, (0, route));
+        self.fill_announced(link, announced);
         Ok(())
     }
 
-    /// Enters a put that was let in and is counted, and begins. `first`: where in what was announced it begins.
-    pub(in crate::worker) fn start_fill(
-        &mut self,
-        link: LinkId,
-        fill: Fill,
-        slot: usize,
-        total: usize,
-        (first, route): (u64, Route),
-    ) {
-        let op = fill.op;
-        let key = self
-            .ctx
-            .operations
-            .insert(Some(link), true, Work::Fill(fill));
-        if let Some(entry) = self.ctx.operations.get(key) {
-            entry.staged.get_or_insert_default();
-        }
-        let mut pipe = Pipe::new(Kind::Pull { op, first }, slot, total);
-        pipe.route = route;
-        if total == 0 {
-            if let Some(entry) = self.ctx.operations.get(key) {
-                entry.staged.get_or_insert_default().pipe = Some(pipe);
+    /// Lets a put in, counts it, and begins.
+    pub(super) fn fill_announced(&mut self, link: LinkId, announced: Announced) {
+        let (op, length, first) = (announced.op, announced.length, announced.first);
+        let (signal, blocks) = (announced.signal, announced.blocks);
+        let admitted = announced.found.and_then(|exposed| {
+            let raise = signal.map(|signal| self.ctx.find_counter(&signal));
+            let raise = raise.transpose()?.map(Box::new);
+            let types = exposed.device.map(|(memory_type, _)| memory_type);
+            if types.is_none() && length > 0 {
+                // The descriptor says so.
+                let text = "host memory is put into, not filled";
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
-            self.staging_done(key);
-        } else {
-            self.begin_staged(key, pipe);
+            let slot = self.devices.slot_for(types.as_slice())?;
+            // Only now: the blocks were checked.
+            let places = blocks.map(|shape| Box::new(Places::new(shape, first)));
+            let weight = places.as_ref().map_or(0, |places| places.weight());
+            let charged = self.ctx.charge_request(link, weight)?;
+            Ok((exposed, raise, slot, places, charged))
+        });
+        let Some(admitted) = self.ctx.granted(link, op, admitted) else {
+            return;
+        };
+        let (exposed, signal, slot, places, charged) = admitted;
+        if places.is_some()
+            && let Some(peer) = self.ctx.peer(link)
+        {
+            peer.requests().serving += 1;
         }
+        let route = match announced.of_device.filter(|_| exposed.device.is_some()) {
+            Some(unstaged) => self.route_to(link, slot, length, unstaged),
+            None => Route::Staged,
+        };
+        let fill = Work::Fill(Fill {
+            charged,
+            exposed,
+            offset: announced.offset,
+            op,
+            signal,
+            places,
+        });
+        let key = self.ctx.operations.insert(Some(link), true, fill);
+        let mut pipe = Pipe::new(Kind::Pull { op, first }, slot, length);
+        pipe.route = route;
+        if length > 0 {
+            return self.begin_staged(key, pipe);
+        }
+        if let Some(entry) = self.ctx.operations.get(key) {
+            entry.staged.get_or_insert_default().pipe = Some(pipe);
+        }
+        self.staging_done(key);
     }
 
     /// Asks for as many parts as there are fragments.
