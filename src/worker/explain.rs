@@ -59,7 +59,7 @@ impl Explanation {
         if used.contains(&PREFERRED.1) {
             let missing = unavailable.iter().filter(|(name, _)| name == PREFERRED.0);
             for (name, why) in missing {
-                self = self.not(name, format!("not available: {why}"));
+                self.not(name, format!("not available: {why}"));
             }
         }
         self
@@ -76,9 +76,17 @@ impl Explanation {
         }
     }
 
-    fn not(mut self, way: &str, why: impl Into<String>) -> Self {
+    fn add(&mut self, plan: Plan) {
+        self.plans.push(plan);
+    }
+
+    fn not(&mut self, way: &str, why: impl Into<String>) {
         self.rejected.push((way.to_owned(), why.into()));
-        self
+    }
+
+    /// Whether one of its ways can always be taken.
+    fn is_complete(&self) -> bool {
+        self.plans.last().is_some_and(|plan| plan.when.is_none())
     }
 }
 
@@ -234,28 +242,6 @@ struct Known<'a> {
     scheme: RendezvousScheme,
 }
 
-/// Ways in their order, and why not others.
-#[derive(Default)]
-struct Found {
-    plans: Vec<Plan>,
-    rejected: Vec<(String, String)>,
-}
-
-impl Found {
-    fn add(&mut self, plan: Plan) {
-        self.plans.push(plan);
-    }
-
-    fn not(&mut self, way: &str, why: impl Into<String>) {
-        self.rejected.push((way.to_owned(), why.into()));
-    }
-
-    /// Whether one of them can always be taken.
-    fn is_complete(&self) -> bool {
-        self.plans.last().is_some_and(|plan| plan.when.is_none())
-    }
-}
-
 const fn one_copy(mover: Mover, by: Party, when: Option<When>) -> Plan {
     Plan {
         mover,
@@ -304,7 +290,7 @@ impl Known<'_> {
     }
 
     /// The way to device memory of the peer that the engine opens.
-    fn reach(&self, asked: &Asked, engines: &Engines<'_>, found: &mut Found) {
+    fn reach(&self, asked: &Asked, engines: &Engines<'_>, found: &mut Explanation) {
         let (out, into) = asked.on_devices();
         let types = [asked.from, asked.to];
         // Of this side: the other's is its own affair.
@@ -327,7 +313,7 @@ impl Known<'_> {
     }
 
     /// What is said of copies that stop because of devices.
-    fn out_of_reach(&self, asked: &Asked, found: &mut Found) {
+    fn out_of_reach(&self, asked: &Asked, found: &mut Explanation) {
         let (out, into) = asked.on_devices();
         let device = if out { asked.from } else { asked.to };
         let reach = format!("the host does not reach {device}");
@@ -345,8 +331,7 @@ impl Known<'_> {
         }
     }
 
-    fn message(&self, asked: &Asked, engines: &Engines<'_>) -> Found {
-        let mut found = Found::default();
+    fn message(&self, asked: &Asked, engines: &Engines<'_>, found: &mut Explanation) {
         let (length, (out, into)) = (asked.length, asked.on_devices());
         let kind = match asked.operation {
             Operation::AmSend | Operation::AmRecv => Message::Active,
@@ -366,7 +351,7 @@ impl Known<'_> {
                     found.not("inline", why);
                 }
             }
-            return found;
+            return;
         }
         found.not(
             "eager",
@@ -380,38 +365,40 @@ impl Known<'_> {
             match way {
                 Comes::Within => found.plans = engines.local(asked.from, asked.to, length, None),
                 Comes::Pulled => {
-                    self.reach(asked, engines, &mut found);
+                    self.reach(asked, engines, found);
                     found.add(by_link(Mover::Messages, 1 + u32::from(out)));
                 }
-                Comes::Copied => self.copied(asked, &mut found),
-                Comes::Devices => match self.rails() {
-                    _ if found.is_complete() => {}
-                    Some(Ok(_)) if self.scheme == RendezvousScheme::Messages => {
-                        found.not("network devices", "WHARF_RNDV_SCHEME says so");
-                    }
-                    Some(Ok(_)) if self.scheme == RendezvousScheme::Put && into => {
-                        let why = "WHARF_RNDV_SCHEME has them write, which they do to host memory";
-                        found.not("network devices", why);
-                    }
-                    Some(Ok(_)) => {
-                        let by = match self.scheme {
-                            RendezvousScheme::Put => Party::Source,
-                            _ => Party::Target,
-                        };
-                        found.add(one_copy(Mover::NetworkDevices, by, Some(When::Registered)));
-                    }
-                    Some(Err(why)) => found.not("network devices", why),
-                    None => {}
-                },
-                Comes::Fragments if found.is_complete() => {}
+                Comes::Copied => self.copied(asked, found),
+                Comes::Devices | Comes::Fragments if found.is_complete() => {}
+                Comes::Devices => {
+                    let by = match self.scheme {
+                        RendezvousScheme::Messages => Err("WHARF_RNDV_SCHEME says so"),
+                        RendezvousScheme::Put if into => {
+                            Err("WHARF_RNDV_SCHEME has them write, which they do to host memory")
+                        }
+                        RendezvousScheme::Put => Ok(Party::Source),
+                        _ => Ok(Party::Target),
+                    };
+                    self.by_devices(by, found);
+                }
                 Comes::Fragments => found.add(by_link(Mover::Messages, u32::from(out))),
             }
         }
-        found
+    }
+
+    /// By network devices of this end; or why these are not asked.
+    fn by_devices(&self, by: Result<Party, &str>, found: &mut Explanation) {
+        match (self.rails(), by) {
+            (Some(Ok(_)), Ok(by)) => {
+                found.add(one_copy(Mover::NetworkDevices, by, Some(When::Registered)));
+            }
+            (Some(Ok(_)), Err(why)) | (Some(Err(why)), _) => found.not("network devices", why),
+            (None, _) => {}
+        }
     }
 
     /// An announced message straight out of the sender's memory, as far as this connection knows which way is the faster.
-    fn copied(&self, asked: &Asked, found: &mut Found) {
+    fn copied(&self, asked: &Asked, found: &mut Explanation) {
         let length = asked.length;
         let Some(direct) = self.direct else {
             return found.not("a direct copy", self.no_direct());
@@ -454,8 +441,7 @@ impl Known<'_> {
         }
     }
 
-    fn access(&self, asked: &Asked, engines: &Engines<'_>) -> Found {
-        let mut found = Found::default();
+    fn access(&self, asked: &Asked, engines: &Engines<'_>, found: &mut Explanation) {
         let (out, into) = asked.on_devices();
         let put = asked.operation == Operation::Put;
         let (here, there) = if put { (out, into) } else { (into, out) };
@@ -472,25 +458,19 @@ impl Known<'_> {
                         true => Party::Both,
                         false => by,
                     };
-                    self.straight(by, 0, &mut found);
+                    self.straight(by, 0, found);
                 }
-                Accesses::Devices => match self.rails() {
-                    Some(Ok(_)) => {
-                        found.add(one_copy(Mover::NetworkDevices, by, Some(When::Registered)));
-                    }
-                    Some(Err(why)) => found.not("network devices", why),
-                    None => {}
-                },
+                Accesses::Devices => self.by_devices(Ok(by), found),
                 Accesses::Announced => {
-                    self.reach(asked, engines, &mut found);
+                    self.reach(asked, engines, found);
                     found.add(by_link(Mover::Messages, 1 + u32::from(out)));
                 }
                 Accesses::Parts => {
-                    self.reach(asked, engines, &mut found);
+                    self.reach(asked, engines, found);
                     match there {
                         true => found.add(by_link(Mover::Messages, 2)),
                         false => {
-                            self.straight(by, 1, &mut found);
+                            self.straight(by, 1, found);
                             found.add(by_link(Mover::Messages, 1));
                         }
                     }
@@ -500,17 +480,16 @@ impl Known<'_> {
                         found.not("a direct copy", self.no_direct());
                     }
                     if there {
-                        self.reach(asked, engines, &mut found);
+                        self.reach(asked, engines, found);
                     }
                     found.add(by_link(Mover::Messages, u32::from(there)));
                 }
             }
         }
-        found
     }
 
     /// Straight into or out of memory of the peer's, past so many stops.
-    fn straight(&self, by: Party, stops: u32, found: &mut Found) {
+    fn straight(&self, by: Party, stops: u32, found: &mut Explanation) {
         if self.direct.is_none() {
             return found.not("a direct copy", self.no_direct());
         }
@@ -526,8 +505,7 @@ impl Known<'_> {
         }
     }
 
-    fn stream(&self, asked: &Asked) -> Found {
-        let mut found = Found::default();
+    fn stream(&self, asked: &Asked, found: &mut Explanation) {
         let (out, _) = asked.on_devices();
         if out {
             found.not(
@@ -545,11 +523,9 @@ impl Known<'_> {
             }
         }
         found.add(by_link(Mover::Messages, u32::from(out)));
-        found
     }
 
-    fn word(&self, asked: &Asked) -> Found {
-        let mut found = Found::default();
+    fn word(&self, asked: &Asked, found: &mut Explanation) {
         let is_atomic = asked.operation == Operation::Atomic;
         match &self.devices {
             _ if !is_atomic => {}
@@ -569,24 +545,21 @@ impl Known<'_> {
             None => {}
         }
         found.add(by_link(Mover::Messages, 0));
-        found
     }
 
     /// One way in words.
     fn say(&self, asked: &Asked, engines: &Engines<'_>, plan: &Plan) -> String {
         let (name, (out, into)) = (self.name, asked.on_devices());
-        let who = |message: [&'static str; 2]| match plan.by {
-            Party::Both => "both ends copy".to_owned(),
-            _ if asked.is_access() => "the initiator copies".to_owned(),
-            Party::Source => format!("the {} copies", message[0]),
-            Party::Target => format!("the {} copies", message[1]),
-        };
         let is_word = matches!(asked.operation, Operation::Atomic | Operation::Signal);
-        let is_message = !asked.is_access() && !is_word && asked.operation != Operation::Stream;
-        let (ends, before) = match asked.operation {
-            Operation::Stream => (["writer", "reader"], ""),
-            _ if is_message => (["sender", "receiver"], "rendezvous, "),
-            _ => ([""; 2], ""),
+        let (source, target, before) = match asked.operation {
+            Operation::Stream => ("writer", "reader", ""),
+            _ if is_word || asked.is_access() => ("initiator", "initiator", ""),
+            _ => ("sender", "receiver", "rendezvous, "),
+        };
+        let who = match plan.by {
+            Party::Both => "both ends copy".to_owned(),
+            Party::Source => format!("the {source} copies"),
+            Party::Target => format!("the {target} copies"),
         };
         let carried = match plan.mover {
             Mover::Engine | Mover::Processor => return said_locally(asked, engines, plan, self),
@@ -595,18 +568,18 @@ impl Known<'_> {
             }
             Mover::Eager => format!("eager over {name}"),
             Mover::Mapped if is_word => "the initiator's processor in mapped memory".to_owned(),
-            Mover::Mapped => format!("{before}{} in mapped memory", who(ends)),
-            Mover::Kernel => format!("{before}{} by cma", who(ends)),
+            Mover::Mapped => format!("{before}{who} in mapped memory"),
+            Mover::Kernel => format!("{before}{who} by cma"),
             Mover::NetworkDevices => {
                 let rails = self.rails().and_then(Result::ok).unwrap_or_default();
-                return match is_message {
+                return match asked.is_access() {
                     _ if is_word => format!(
                         "the initiator's devices, in a region that was exposed for atomics of network devices: {rails}"
                     ),
-                    true => format!(
+                    false => format!(
                         "rendezvous, the receiver's devices read the sender's memory where that can be registered (where the receiver's WHARF_RNDV_SCHEME is put_zcopy, the sender's write the receiver's, which is cleared before): {rails}"
                     ),
-                    false => format!(
+                    true => format!(
                         "the initiator's devices, where the region was registered with the owner's: {rails}"
                     ),
                 };
@@ -730,48 +703,38 @@ fn no_engine(asked: &Asked, engines: &Engines<'_>) -> String {
 
 /// Puts what was found together.
 fn conclude(
-    found: Found,
+    mut found: Explanation,
     engines: &Engines<'_>,
     on_device: bool,
     say: impl Fn(&Plan) -> String,
 ) -> Explanation {
     const FORBIDDEN: &str = "it would be staged, which this context forbids";
-    let is_staged = found.plans.first().is_some_and(|plan| plan.is_staged);
-    let fragment = engines.fragment.filter(|_| on_device);
-    let mut explained = Explanation {
-        plans: found.plans,
-        chosen: String::new(),
-        is_possible: true,
-        is_staged,
-        fragment,
-        rejected: found.rejected,
-    };
-    let (all, plans) = (explained.plans.len(), &mut explained.plans);
+    found.is_staged = found.plans.first().is_some_and(|plan| plan.is_staged);
+    found.fragment = engines.fragment.filter(|_| on_device);
+    let all = found.plans.len();
     if engines.unstaged {
-        plans.retain(|plan| !plan.is_staged);
+        found.plans.retain(|plan| !plan.is_staged);
     }
-    let fails = plans.len() < all;
-    explained.is_possible = !plans.is_empty();
-    for (index, plan) in plans.iter().enumerate() {
-        let said = say(plan);
-        let before = match index.checked_sub(1).map(|before| plans[before].when) {
-            None => "",
-            Some(Some(When::Opened)) => "; where that cannot be, ",
-            Some(_) => "; else ",
+    let mut before = "";
+    for plan in &found.plans {
+        found.chosen += before;
+        found.chosen += &say(plan);
+        before = match plan.when {
+            Some(When::Opened) => "; where that cannot be, ",
+            _ => "; else ",
         };
-        explained.chosen += before;
-        explained.chosen += &said;
     }
-    if fails {
-        explained.chosen = match explained.is_possible {
+    found.is_possible = !found.plans.is_empty();
+    if found.plans.len() < all {
+        found.chosen = match found.is_possible {
             true => format!(
                 "{}; where that cannot be, it fails: {FORBIDDEN}",
-                explained.chosen
+                found.chosen
             ),
             false => FORBIDDEN.to_owned(),
         };
     }
-    explained
+    found
 }
 
 impl Movers {
@@ -795,12 +758,11 @@ impl Movers {
         let own = self.ctx.is_to_itself(link);
         let devices = &self.devices;
         let peer = crate::worker::peer::at(&mut self.ctx.peers, link)?;
-        let way = explain_on(peer, devices, scheme, own, &asked);
-        let odd = peer.odd.as_ref();
-        let refused = odd.iter().flat_map(|odd| &odd.refused);
-        Some(refused.fold(way, |way, (name, why)| {
-            way.not(name, format!("it could not be set up: {why}"))
-        }))
+        let mut way = explain_on(peer, devices, scheme, own, &asked);
+        for (name, why) in peer.odd.iter().flat_map(|odd| &odd.refused) {
+            way.not(name, format!("it could not be set up: {why}"));
+        }
+        Some(way)
     }
 
     /// How a copy within the process goes.
@@ -820,10 +782,8 @@ impl Movers {
             Ok(engines) => engines,
             Err(why) => return why,
         };
-        let mut found = Found {
-            plans: engines.local(from, to, length, None),
-            rejected: Vec::new(),
-        };
+        let mut found = Explanation::never("");
+        found.plans = engines.local(from, to, length, None);
         if found.plans.last().is_some_and(|plan| plan.is_staged) {
             found.not("one copy by the engine", no_engine(&asked, &engines));
         }
@@ -902,12 +862,13 @@ fn explain_on(
         near,
         scheme,
     };
-    let mut found = match asked.operation {
-        Operation::Put | Operation::Get => known.access(asked, &engines),
-        Operation::Stream => known.stream(asked),
-        Operation::Atomic | Operation::Signal => known.word(asked),
-        _ => known.message(asked, &engines),
-    };
+    let mut found = Explanation::never("");
+    match asked.operation {
+        Operation::Put | Operation::Get => known.access(asked, &engines, &mut found),
+        Operation::Stream => known.stream(asked, &mut found),
+        Operation::Atomic | Operation::Signal => known.word(asked, &mut found),
+        _ => known.message(asked, &engines, &mut found),
+    }
     let is_local = |plan: &Plan| plan.mover == Mover::Engine && plan.when != Some(When::Opened);
     if found
         .plans
