@@ -185,26 +185,17 @@ impl Ctx {
             .operations
             .iter()
             .filter(|(_, entry)| entry.is_under_way())
-            .filter_map(|(key, entry)| match &*entry.work {
-                Work::Serve(serve) => match &serve.source {
-                    Source::Region(exposed) if exposed.slot == slot => {
-                        Some((key, entry.link?, serve.out.to, serve.answer.is_some()))
-                    }
-                    _ => None,
-                },
-                Work::Fill(fill) if fill.exposed.slot == slot => {
-                    Some((key, entry.link?, fill.op, false))
+            .filter(|(_, entry)| match &*entry.work {
+                Work::Serve(serve) => {
+                    matches!(&serve.source, Source::Region(exposed) if exposed.slot == slot)
                 }
-                _ => None,
+                Work::Fill(fill) => fill.exposed.slot == slot,
+                _ => false,
             })
+            .map(|(key, _)| key)
             .collect();
-        for (key, link, to, layout) in served {
-            if layout {
-                self.answer_failed(link, to, ErrorKind::StaleKey);
-            } else {
-                self.fill_answered(link, key);
-                self.refuse(link, to, ErrorKind::StaleKey);
-            }
+        for key in served {
+            self.refuse_served(key, ErrorKind::StaleKey);
             self.finish(key, Ended::Done(Ok(())));
         }
     }

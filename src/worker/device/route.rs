@@ -23,9 +23,6 @@ use crate::{
     worker::source::Source,
 };
 
-/// Bytes that an engine is asked for at a time.
-pub(in crate::worker) const DIRECT: usize = 64 << 20;
-
 /// How the bytes of a pull come.
 #[derive(Default)]
 pub(in crate::worker) enum Route {
@@ -50,18 +47,10 @@ pub(crate) struct Lent {
     pub(in crate::worker) _source: Option<Source>,
     /// The peer's operation.
     pub(in crate::worker) to: u64,
-    pub(in crate::worker) answer: Answer,
+    /// A descriptor, or why there is none. `None`: the export is under way, or the peer was told.
+    pub(in crate::worker) answer: Option<Result<Vec<u8>, String>>,
     /// Who is charged for it.
     pub(crate) charged: Option<AccountId>,
-}
-
-pub(in crate::worker) enum Answer {
-    /// The export is under way.
-    Awaited,
-    Descriptor(Vec<u8>),
-    Impossible(String),
-    /// Until the peer is done.
-    Given,
 }
 
 /// Bytes of a reason that the peer is told.

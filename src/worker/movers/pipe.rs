@@ -74,28 +74,36 @@ impl Ctx {
 
     /// An operation cannot be done, or not to its end.
     pub(in crate::worker) fn staging_failed(&mut self, key: OpKey, error: Error) {
-        let Some(pipe) = self.pipe(key) else { return };
-        let (kind, sender) = (pipe.kind, self.sender(key));
+        if self.pipe(key).is_none() {
+            return;
+        }
+        self.refuse_served(key, error.kind());
+        self.write_failed(key, &error);
+        self.fail_operation(key, error);
+    }
+
+    /// Tells the peer, where it waits for an operation of this side, that there comes no more.
+    pub(crate) fn refuse_served(&mut self, key: OpKey, kind: ErrorKind) {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        // The peer, which waits for this side.
-        let told = match (&*entry.work, kind) {
-            (Work::Serve(serve), _) => Some(serve.out.to),
-            (_, Kind::Pull { op, .. }) => Some(op),
-            _ => sender,
+        let staged = entry.staged.as_deref();
+        let (told, blocks) = match (&*entry.work, staged) {
+            (Work::Serve(serve), _) => (Some(serve.out.to), serve.answer.is_some()),
+            (_, Some(staged)) => match staged.pipe.as_ref().map(|pipe| pipe.kind) {
+                Some(Kind::Pull { op, .. }) => (Some(op), false),
+                _ => (staged.sender, false),
+            },
+            _ => return,
         };
-        let blocks = matches!(&*entry.work, Work::Serve(serve) if serve.answer.is_some());
         match (entry.link, told) {
-            (Some(link), Some(op)) if blocks => self.answer_failed(link, op, error.kind()),
+            (Some(link), Some(op)) if blocks => self.answer_failed(link, op, kind),
             (Some(link), Some(op)) => {
                 self.fill_answered(link, key);
-                self.refuse(link, op, error.kind());
+                self.refuse(link, op, kind);
             }
             _ => {}
         }
-        self.write_failed(key, &error);
-        self.fail_operation(key, error);
     }
 
     /// This worker's own send that a receive takes from.

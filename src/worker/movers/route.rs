@@ -13,8 +13,9 @@ use crate::{
     worker::{
         ctx::Ctx,
         device::{
-            pipe::{Kind, Stage, end},
-            route::{Answer, DIRECT, Lent, REASON, Route, What, unsuitable},
+            local::DIRECT,
+            pipe::{Kind, Pipe, Stage, end},
+            route::{Lent, REASON, Route, What, unsuitable},
         },
         movers::Movers,
         operations::{Ended, Work},
@@ -34,14 +35,12 @@ impl Ctx {
         let Work::Lent(lent) = &mut *entry.work else {
             return;
         };
-        lent.answer = match exported {
-            Ok(Export::Descriptor(bytes)) if bytes.len() <= Export::MAX => {
-                Answer::Descriptor(bytes)
-            }
-            Ok(Export::Descriptor(_)) => Answer::Impossible("its descriptor is too long".into()),
-            Ok(Export::Impossible(why)) => Answer::Impossible(why),
-            Err(error) => Answer::Impossible(error.to_string()),
-        };
+        lent.answer = Some(match exported {
+            Ok(Export::Descriptor(bytes)) if bytes.len() <= Export::MAX => Ok(bytes),
+            Ok(Export::Descriptor(_)) => Err("its descriptor is too long".into()),
+            Ok(Export::Impossible(why)) => Err(why),
+            Err(error) => Err(error.to_string()),
+        });
         if let Some(link) = entry.link {
             self.submit(link, loan);
         }
@@ -59,16 +58,16 @@ impl Ctx {
             return Ok(Step::Parked);
         };
         match &lent.answer {
-            Answer::Descriptor(bytes) => {
+            Some(Ok(bytes)) => {
                 out.am_bcopy(control::ROUTED, lent.to, &key.0.to_le_bytes(), bytes)?;
-                lent.answer = Answer::Given;
+                lent.answer = None;
             }
-            Answer::Impossible(why) => {
+            Some(Err(why)) => {
                 let why = &why.as_bytes()[..why.len().min(REASON)];
                 out.am_bcopy(control::ROUTED, lent.to, &0_u64.to_le_bytes(), why)?;
                 self.finish(key, Ended::Done(Ok(())));
             }
-            Answer::Awaited | Answer::Given => {}
+            None => {}
         }
         Ok(Step::Sent)
     }
@@ -225,11 +224,8 @@ impl Movers {
             charged,
             _source: found.as_ref().ok().map(|(.., source)| source.clone()),
             to: asked.to,
-            answer: match &found {
-                Ok(_) => Answer::Awaited,
-                // By the other way the peer learns of real errors.
-                Err(error) => Answer::Impossible(error.to_string()),
-            },
+            // By the other way the peer learns of real errors.
+            answer: found.as_ref().err().map(|error| Err(error.to_string())),
         };
         let key = self
             .ctx
@@ -316,16 +312,9 @@ impl Movers {
         if rest.len() > Export::MAX {
             return Err(violation("a route that is too long"));
         }
-        let of_link = self
-            .ctx
-            .operations
-            .get(key)
-            .is_some_and(|entry| entry.link == Some(link));
-        let pipe = match of_link {
-            true => self.ctx.pipe(key),
-            false => None,
-        };
-        let Some(pipe) = pipe.filter(|pipe| matches!(pipe.route, Route::Asked)) else {
+        let of_link = self.ctx.operations.named(link, key).is_some();
+        let asked = |pipe: &&mut Pipe| of_link && matches!(pipe.route, Route::Asked);
+        let Some(pipe) = self.ctx.pipe(key).filter(asked) else {
             // It has ended meanwhile.
             self.ctx.end_loan(link, loan);
             return Ok(());
