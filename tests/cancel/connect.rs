@@ -99,7 +99,7 @@ async fn accepts(path: Path) {
     let address = listener.local_addr();
     for polls in 0..24 {
         let _case = Case(format!("an accept dropped after {polls} polls"));
-        let connect = {
+        let mut connect = {
             let a = a.clone();
             tokio::spawn(async move { a.connect(address).await })
         };
@@ -121,14 +121,20 @@ async fn accepts(path: Path) {
             drop(wait);
         }
         // Whoever connects hears of it, whatever became of it.
-        if !connect.is_finished() {
-            let left =
-                tokio::time::timeout(std::time::Duration::from_millis(20), listener.accept());
-            if let Ok(incoming) = left.await {
-                incoming.expect("a request").reject("enough").await;
+        let ended = watchdog(LIMIT, async {
+            tokio::select! {
+                ended = &mut connect => Some(ended),
+                incoming = listener.accept() => {
+                    incoming.expect("a request").reject("enough").await;
+                    None
+                }
             }
-        }
-        match watchdog(LIMIT, connect).await.expect("no panic") {
+        });
+        let ended = match ended.await {
+            Some(ended) => ended,
+            None => watchdog(LIMIT, connect).await,
+        };
+        match ended.expect("no panic") {
             Ok(endpoint) => {
                 watchdog(LIMIT, endpoint.closed()).await;
             }
