@@ -141,8 +141,7 @@ impl Answered {
     /// # Errors
     /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`.
     pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
-        Message::unless_rejected(bytes)?;
-        let Message::Proof(proof) = Message::decode(bytes)? else {
+        let Message::Proof(proof) = Message::heard(bytes)? else {
             return Err(out_of_turn());
         };
         let both = &mut self.client.both;
@@ -192,8 +191,7 @@ impl Client {
     /// `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
     /// connection down. `Malformed`.
     pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
-        Message::unless_rejected(bytes)?;
-        match Message::decode(bytes)? {
+        match Message::heard(bytes)? {
             Message::Elsewhere(sealed) => {
                 let opened = self.both.open(Prover::Server, &sealed)?;
                 Elsewhere::decode(&opened).map(Verdict::Elsewhere)

@@ -293,12 +293,26 @@ impl Message {
         }
     }
 
+    /// The message that `bytes` are, which is no [`Message::Rejection`].
+    ///
+    /// # Errors
+    /// `Malformed`; what a rejection stands for.
+    pub(crate) fn heard(bytes: &[u8]) -> Result<Self> {
+        Self::decode(bytes)?.unless_rejection()
+    }
+
+    /// For bytes that may be another thing than a message.
+    ///
     /// # Errors
     /// What a [`Message::Rejection`] stands for, if that is what `bytes` are.
     pub(crate) fn unless_rejected(bytes: &[u8]) -> Result<()> {
-        match Self::decode(bytes) {
-            Ok(Self::Rejection { code, reason }) => Err(Error::new(error_kind(code), reason)),
-            _ => Ok(()),
+        Self::decode(bytes).map_or(Ok(()), |message| message.unless_rejection().map(drop))
+    }
+
+    fn unless_rejection(self) -> Result<Self> {
+        match self {
+            Self::Rejection { code, reason } => Err(Error::new(error_kind(code), reason)),
+            message => Ok(message),
         }
     }
 
