@@ -1,6 +1,7 @@
 //! The registration cache's and the memory-type cache's hits beside other structures, and what watching memory costs.
 //!
 //! ```sh
+//! cd benches/peers
 //! cargo bench --bench memory --features mem-hooks    # everything; the table at the end is what counts
 //! cargo bench --bench memory -- munmap               # rows by name
 //! ```
