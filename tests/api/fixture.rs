@@ -2,7 +2,7 @@
 
 #[cfg(feature = "tls")]
 use std::sync::Arc;
-use std::{collections::VecDeque, future::Future, net::SocketAddr, sync::OnceLock, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, sync::OnceLock, time::Duration};
 
 use futures::future::BoxFuture;
 use tokio::{
@@ -11,7 +11,8 @@ use tokio::{
 };
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Tag, Worker};
 
-use crate::support::{LIMIT, emulated, watchdog};
+use crate::support::emulated;
+pub(crate) use crate::support::{on_a_runtime as run, on_threads as run_on_threads};
 
 /// Bytes in both directions.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -304,29 +305,6 @@ pub(crate) fn same(found: &[u8], wanted: &[u8], what: impl std::fmt::Display) {
     if found != wanted {
         let at = found.iter().zip(wanted).position(|(a, b)| a != b);
         panic!("{what} differs at byte {at:?} of {}", wanted.len());
-    }
-}
-
-/// Runs a scenario on a runtime of one thread.
-pub(crate) fn run(scenario: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, scenario));
-}
-
-/// Runs a scenario as a task of a runtime of two threads.
-pub(crate) fn run_on_threads(scenario: impl Future<Output = ()> + Send + 'static) {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let task = runtime.spawn(watchdog(LIMIT, scenario));
-    match runtime.block_on(task) {
-        Ok(()) => {}
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 

@@ -12,7 +12,7 @@ use wharf::{Context, Endpoint, Progress, Tag, Worker};
 
 use crate::{
     guarded::{bytes, expect_bytes},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, block_on},
 };
 
 /// Over what the two talk.
@@ -203,11 +203,9 @@ impl Drop for Case {
 }
 
 pub(crate) fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(2 * LIMIT, test));
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().expect("a runtime");
+    block_on(&runtime, 2 * LIMIT, test);
 }
 
 macro_rules! on_every_path {

@@ -17,7 +17,7 @@ use wharf::{
     },
 };
 
-use crate::support::{Child, LIMIT, Looks, child, own_place, this_test, watchdog};
+use crate::support::{self, Child, LIMIT, Looks, child, own_place, this_test, watchdog};
 
 pub(crate) type Group = Vec<Arc<dyn Bootstrap>>;
 
@@ -30,7 +30,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    runtime().block_on(watchdog(LIMIT, future))
+    support::block_on(&runtime(), LIMIT, future)
 }
 
 fn shared<B: Bootstrap + 'static>(group: Vec<B>) -> Group {

@@ -16,11 +16,11 @@ use wharf::{
 
 use crate::{
     bootstrap::{Group, runtime},
-    support::{Child, LIMIT, child, this_test, watchdog},
+    support::{self, Child, LIMIT, child, this_test},
 };
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    runtime().block_on(watchdog(LIMIT, future))
+    support::block_on(&runtime(), LIMIT, future)
 }
 
 fn memory(size: usize) -> Group {

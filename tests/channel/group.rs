@@ -11,7 +11,7 @@ use wharf::{
     transport::{cuda::CudaCopy, rocm::RocmCopy},
 };
 
-use crate::support::{LIMIT, emulated, watchdog};
+use crate::support::{LIMIT, block_on, emulated};
 
 pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
 
@@ -91,9 +91,7 @@ pub(crate) async fn group<const N: usize>(context: &Context) -> [Communicator; N
 pub(crate) fn run<F: Future>(future: F) -> F::Output {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build();
-    runtime
-        .expect("a runtime")
-        .block_on(watchdog(3 * LIMIT, future))
+    block_on(&runtime.expect("a runtime"), 3 * LIMIT, future)
 }
 
 /// Bytes that tell where they are and which they are.

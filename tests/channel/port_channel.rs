@@ -7,7 +7,7 @@ use wharf::{
 
 use crate::{
     group::{Carrier, Place, channels, content, pattern, run},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, block_on},
 };
 
 async fn port(carrier: Carrier, place: Place) -> (Ends, PortChannel, ProxyService) {
@@ -156,9 +156,7 @@ fn what_is_wrong_the_flush_says() {
 fn alone<F: Future>(future: F) -> F::Output {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build();
-    runtime
-        .expect("a runtime")
-        .block_on(watchdog(3 * LIMIT, future))
+    block_on(&runtime.expect("a runtime"), 3 * LIMIT, future)
 }
 
 /// Whoever asked for a flush hears of it, however many others were done meanwhile.

@@ -4,16 +4,8 @@ use wharf::{Context, ErrorKind, MemoryType, Operation, Worker};
 
 use crate::{
     bench::{Two, context, control},
-    support::{LIMIT, watchdog},
+    support::on_a_runtime as run,
 };
-
-fn run(future: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, future));
-}
 
 fn how(two: &Two) -> wharf::Explanation {
     let explain = |length| {

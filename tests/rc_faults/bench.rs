@@ -13,7 +13,7 @@ use std::{
 
 use wharf::{Context, Endpoint, Error, Tag, Worker};
 
-use crate::support::{LIMIT, Looks, emulated, open_fds, until, watchdog};
+use crate::support::{LIMIT, Looks, block_on, emulated, open_fds, until, watchdog};
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
@@ -84,8 +84,8 @@ pub(crate) fn run(future: impl Future<Output = ()>) {
     });
     let before = open_fds();
     let runtime = runtime();
-    runtime.block_on(watchdog(LIMIT, future));
-    runtime.block_on(watchdog(LIMIT, gone()));
+    block_on(&runtime, LIMIT, future);
+    block_on(&runtime, LIMIT, gone());
     drop(runtime);
     // Engines end on threads of their own.
     let mut looks = Looks::new("the end of all descriptors").within(LIMIT / 6);

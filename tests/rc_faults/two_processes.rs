@@ -4,7 +4,7 @@ use wharf::{Access, Context, Descriptor, ErrorKind, MemoryType, Operation, Tag, 
 
 use crate::{
     bench::context,
-    support::{Child, LIMIT, child, emulated, this_test, watchdog},
+    support::{Child, child, emulated, on_a_runtime as run, this_test},
 };
 
 const DESCRIPTOR: Tag = Tag(1);
@@ -21,12 +21,6 @@ fn bytes(length: usize, seed: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at * 7 + seed + at / 251) as u8)
         .collect()
-}
-
-fn run(future: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, future));
 }
 
 fn worker() -> (Context, Worker) {

@@ -23,7 +23,7 @@ use wharf::{
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, block_on},
 };
 
 /// Runs a test with a context of this accelerator, and a worker, on a runtime of one thread.
@@ -35,13 +35,13 @@ pub(crate) fn run<F: Future<Output = ()>>(
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
+    block_on(&runtime, LIMIT, async {
         let builder = Context::builder().transports("self").expect("self");
         let builder = builder.accelerator(Arc::new(accelerator));
         let context = builder.build().expect("a context");
         let worker = Worker::new(&context).expect("a worker");
         test(context, worker).await;
-    }));
+    });
 }
 
 /// What an engine reported.

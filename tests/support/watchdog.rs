@@ -4,12 +4,15 @@ use std::{
     fmt::Write as _,
     fs,
     future::{Future, poll_fn},
-    pin::pin,
+    panic::Location,
+    pin::{Pin, pin},
     sync::mpsc,
     task::Poll,
     thread,
     time::Duration,
 };
+
+use tokio::runtime::Runtime;
 
 /// What a step of a test may take on a slow and busy machine before it counts as hanging.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -17,25 +20,43 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Runs a test on a runtime of one thread, within [`LIMIT`].
 #[track_caller]
 pub(crate) fn on_a_runtime<T>(test: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, test))
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build();
+    block_on(&runtime.expect("a runtime"), LIMIT, test)
 }
 
-/// Runs a test on a runtime of one thread, and again as a task of one with two.
-pub(crate) fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
-    on_a_runtime(test());
+/// Runs a test as a task of a runtime of two threads, within [`LIMIT`].
+#[track_caller]
+pub(crate) fn on_threads(test: impl Future<Output = ()> + Send + 'static) {
+    let test: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(test);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("a runtime");
-    let task = runtime.spawn(watchdog(LIMIT, test()));
+    let task = runtime.spawn(watchdog(LIMIT, test));
     if let Err(error) = runtime.block_on(task) {
         std::panic::resume_unwind(error.into_panic());
     }
+}
+
+/// Runs a test on a runtime of one thread, and again as a task of one with two.
+#[track_caller]
+pub(crate) fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+    on_a_runtime(test());
+    on_threads(test());
+}
+
+/// Blocks on `future` under [`watchdog`]. In a box: a runtime's `block_on` and `spawn` are compiled again for each type of future, and every test's is a type
+/// of its own, which took half of the time that the large programs of tests needed.
+#[track_caller]
+pub(crate) fn block_on<T>(
+    runtime: &Runtime,
+    limit: Duration,
+    future: impl Future<Output = T>,
+) -> T {
+    let future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
+    runtime.block_on(watchdog(limit, future))
 }
 
 /// Runs `future` and panics with a picture of the process when it has not ended after `limit`.
@@ -44,7 +65,7 @@ pub(crate) fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: imp
 /// poll cannot be made to panic: then the whole process is aborted, a little later.
 #[track_caller]
 pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
-    let place = std::panic::Location::caller();
+    let place = Location::caller();
     async move {
         let (done, is_done) = mpsc::channel::<()>();
         let (bark, mut barked) = tokio::sync::oneshot::channel::<()>();
@@ -70,7 +91,7 @@ pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Out
         let mut future = pin!(future);
         let output = poll_fn(|context| {
             // First: a future that was woken by nobody else, but is ready when it is looked at, has hung.
-            if let Poll::Ready(Ok(())) = std::pin::Pin::new(&mut barked).poll(context) {
+            if let Poll::Ready(Ok(())) = Pin::new(&mut barked).poll(context) {
                 panic!(
                     "watchdog: still pending after {limit:?} at {place}\n{}",
                     picture()

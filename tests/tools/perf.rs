@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use wharf::{Context, Progress, Tag, Worker};
 
-use crate::support::{LIMIT, block_until, emulated, end_of, watchdog};
+use crate::support::{block_until, emulated, end_of, on_a_runtime as run};
 
 /// The tests that have a peer, and what they share.
 const WITH_PEER: [&str; 16] = [
@@ -597,15 +597,6 @@ fn a_local_peer_ends_with_its_parent() {
 }
 
 const CONTROL: Tag = Tag(0x7770_6572_6600_0000);
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, future))
-}
 
 fn worker() -> Worker {
     let context = Context::builder().progress(Progress::EventDriven).build();

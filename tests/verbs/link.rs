@@ -18,7 +18,7 @@ use crate::{
         QueuePair, QueuePairOptions, ReceiveAttributes, ReceiveRequest, SendAttributes,
         SendRequest, SharedReceiveQueue, Verbs, choose_gid,
     },
-    support::{LIMIT, emulated::in_machine, watchdog},
+    support::{emulated::in_machine, on_a_runtime},
 };
 
 /// Two devices that reach each other: of the virtual machine, or emulated.
@@ -49,11 +49,7 @@ pub(crate) use needs_machine;
 /// Runs a test's future, with a watchdog.
 #[track_caller]
 pub(crate) fn run<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, future))
+    on_a_runtime(future)
 }
 
 /// Waits for a descriptor to be readable.
