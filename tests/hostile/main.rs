@@ -21,8 +21,11 @@ mod support;
 
 use std::{
     env,
+    iter::StepBy,
+    ops::Range,
     panic::{self, AssertUnwindSafe},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -55,11 +58,11 @@ fn number(name: &str) -> Option<u64> {
 
 /// Tells of a play that does not end, and ends it.
 fn watch(playing: std::sync::Arc<AtomicU64>) {
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         let (mut last, mut same) = (u64::MAX, 0);
         // Between looks: nobody unparks it.
         while std::sync::Arc::strong_count(&playing) > 1 {
-            std::thread::park_timeout(Duration::from_secs(1));
+            thread::park_timeout(Duration::from_secs(1));
             let now = playing.load(Relaxed);
             same = if now == last { same + 1 } else { 0 };
             last = now;
@@ -71,12 +74,38 @@ fn watch(playing: std::sync::Arc<AtomicU64>) {
     });
 }
 
-/// One test at a time: each looks at the memory of the whole process.
-pub(crate) static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+/// For one that looks at the memory of the whole process; the others run side by side.
+pub(crate) static ALONE: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().expect("a runtime")
+}
+
+/// Plays of some seeds, each player those that are its own; what they came to. Most of a play is a
+/// wait: after lies of a certain kind memory comes back when its peer is given up, after a second.
+fn side_by_side<T: Send>(
+    seeds: Range<u64>,
+    play: impl Fn(StepBy<Range<u64>>) -> T + Sync,
+) -> Vec<T> {
+    const PLAYERS: u64 = 4;
+    let firsts = seeds.start..seeds.end.min(seeds.start + PLAYERS);
+    thread::scope(|scope| {
+        let play = &play;
+        let own = |first| (first..seeds.end).step_by(PLAYERS as usize);
+        let players = firsts.map(|first| scope.spawn(move || play(own(first))));
+        let players: Vec<_> = players.collect();
+        let played = |player: thread::ScopedJoinHandle<'_, T>| {
+            let played = player.join();
+            played.unwrap_or_else(|panic| panic::resume_unwind(panic))
+        };
+        players.into_iter().map(played).collect()
+    })
+}
 
 #[test]
 fn nothing_a_peer_says_does_harm() {
-    let _alone = ALONE.lock();
+    let _alone = ALONE.write();
     let plays = number("HOSTILE_PLAYS").unwrap_or(400);
     let first = number("HOSTILE_SEED").unwrap_or(1);
     let bed = Bed::new(heap::bytes);

@@ -35,7 +35,9 @@ use super::{
     machine::{CANARY, Dice, SECRET},
     number,
     peer::{Known, Peer, is_told},
-    segment::{Bed, Certain, Memory, Program, Running, SEGMENT, Segment, context, run},
+    runtime,
+    segment::{Bed, CONNECTING, Certain, Memory, Program, Running, SEGMENT, Segment, context, run},
+    side_by_side,
     stranger::{Key, Stranger, field, hear, hear_introduction, led_to, say, unix_part},
     support::{Child, Parent, child, this_test},
     wire::{DONE, GET, TAG_RTR, word},
@@ -387,7 +389,10 @@ impl Both {
         let memory = Memory::new(&bed.context, NEAR).await;
         let descriptors = memory.descriptors().map(|bytes| hex(&bytes)).join(" ");
         child.say(format!("{seed} {descriptors}"));
-        let endpoint = bed.here.connect(&self.trap).await.expect("a connection");
+        let endpoint = {
+            let _alone = CONNECTING.lock().await;
+            bed.here.connect(&self.trap).await.expect("a connection")
+        };
         let transports = endpoint.transports();
         if transports.contains(&"cma") != self.cma {
             return Err(format!("{transports:?} alone"));
@@ -441,36 +446,45 @@ fn a_peer_outside_may_say_anything_with_cma() {
 }
 
 fn outside(test: &str, cma: bool) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().expect("a runtime");
     if let Some(parent) = child("hostile") {
-        return runtime.block_on(hostile(parent));
+        return runtime().block_on(hostile(parent));
     }
-    let _alone = crate::ALONE.lock();
+    let _others = crate::ALONE.read();
     let plays = number("HOSTILE_SEGMENTS").unwrap_or(60);
     let first = number("HOSTILE_SEED").unwrap_or(1);
-    let mut frames = 0;
-    let child = Child::start(test, "hostile", &[]);
-    let mut both = runtime.block_on(Both::new(child, cma));
-    for seed in first..first + plays {
-        let play = AssertUnwindSafe(|| runtime.block_on(both.play(seed)));
-        match panic::catch_unwind(play) {
-            Ok(Ok(said)) => frames += said,
-            Ok(Err(why)) => {
+    let played = side_by_side(first..first + plays, |seeds| {
+        let runtime = runtime();
+        let child = Child::start(test, "hostile", &[]);
+        let mut both = runtime.block_on(Both::new(child, cma));
+        let mut frames = 0;
+        for seed in seeds {
+            let play = AssertUnwindSafe(|| runtime.block_on(both.play(seed)));
+            match panic::catch_unwind(play) {
+                Ok(said) => frames += said?,
+                Err(panic) => {
+                    eprintln!("once more: HOSTILE_SEED={seed} HOSTILE_SEGMENTS=1");
+                    panic::resume_unwind(panic);
+                }
+            }
+        }
+        both.child.say("over");
+        both.child.finish();
+        let checked = both.bed.checked.load(Relaxed);
+        let copied = both.bed.here.metrics().cma;
+        eprintln!("{frames} messages, {checked} receives checked, {copied:?}");
+        Ok((frames, checked))
+    });
+    let (mut frames, mut checked) = (0, 0);
+    for played in played {
+        match played {
+            Ok(played) => (frames, checked) = (frames + played.0, checked + played.1),
+            Err::<_, String>(why) => {
                 eprintln!("not tested: the kernel does not let processes at each other: {why}");
                 return;
             }
-            Err(panic) => {
-                eprintln!("once more: HOSTILE_SEED={seed} HOSTILE_SEGMENTS=1");
-                panic::resume_unwind(panic);
-            }
         }
     }
-    both.child.say("over");
-    both.child.finish();
-    let checked = both.bed.checked.load(Relaxed);
-    let copied = both.bed.here.metrics().cma;
-    eprintln!("{frames} messages in {plays} plays, {checked} receives checked, {copied:?}");
+    eprintln!("{frames} messages in {plays} plays, {checked} receives checked");
     assert!(
         plays < 60 || frames > 10 * plays && checked > plays,
         "the generator says nothing worth hearing"

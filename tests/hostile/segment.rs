@@ -25,7 +25,7 @@ use wharf::{Access, BufferMut, Context, Endpoint, Region, RemoteRegion, Tag, Wor
 use super::{
     choices,
     machine::{CANARY, Dice, SECRET},
-    number,
+    number, runtime, side_by_side,
 };
 
 /// Bytes of the segment, those of them in front of the wide areas, and where what lies in it.
@@ -39,6 +39,9 @@ const CELLS: [usize; 2] = [0x200, 0x11200];
 
 /// What may take so long hangs.
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// One connection is made at a time in this process: its segment is known by not having been there.
+pub(super) static CONNECTING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// The segment of a connection, mapped by a worker of this process, or by a file of its own.
 pub(super) struct Segment {
@@ -495,7 +498,10 @@ impl Bed {
     pub(super) async fn new(context: Context) -> Self {
         let here = Worker::new(&context).expect("a worker");
         let honest = Worker::new(&context).expect("a worker");
-        let (to_honest, from_here) = connected(&here, &honest).await;
+        let (to_honest, from_here) = {
+            let _alone = CONNECTING.lock().await;
+            connected(&here, &honest).await
+        };
         Self {
             context,
             here,
@@ -509,10 +515,13 @@ impl Bed {
     /// Somebody else writes at the same time where a seed for that is given.
     async fn play(&self, theirs: &Context, bytes: &[u8], meanwhile: Option<u64>) {
         let mut dice = Dice::new(bytes);
-        let before = segments();
         let hostile = Worker::new(theirs).expect("a worker");
-        let (there, here) = connected(&hostile, &self.here).await;
-        let segment = Segment::new(&before);
+        let (there, here, segment) = {
+            let _alone = CONNECTING.lock().await;
+            let before = segments();
+            let (there, here) = connected(&hostile, &self.here).await;
+            (there, here, Segment::new(&before))
+        };
         let scribbler = meanwhile.and_then(|seed| match segment.outside() {
             Ok(segment) => Some(Scribbler::start(segment, seed)),
             Err(error) => {
@@ -590,25 +599,27 @@ fn a_segment_may_change_at_any_moment() {
 }
 
 fn segments_of_hostile_peers(at_once: bool) {
-    let _alone = crate::ALONE.lock();
+    let _others = crate::ALONE.read();
     let plays = number("HOSTILE_SEGMENTS").unwrap_or(30);
     let first = number("HOSTILE_SEED").unwrap_or(1);
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().expect("a runtime");
-    // An address that a peer makes up would be one of this process. With cma: `outside`.
-    let bed = runtime.block_on(Bed::new(context(false)));
-    // The other end has its own, or it would be lent what this one's memory lies in.
-    let theirs = context(false);
-    for seed in first..first + plays {
-        let play = AssertUnwindSafe(|| {
-            runtime.block_on(bed.play(&theirs, &choices(seed), at_once.then_some(!seed)))
-        });
-        if let Err(panic) = panic::catch_unwind(play) {
-            eprintln!("once more: HOSTILE_SEED={seed} HOSTILE_SEGMENTS=1");
-            panic::resume_unwind(panic);
+    let checked = side_by_side(first..first + plays, |seeds| {
+        let runtime = runtime();
+        // An address that a peer makes up would be one of this process. With cma: `outside`.
+        let bed = runtime.block_on(Bed::new(context(false)));
+        // The other end has its own, or it would be lent what this one's memory lies in.
+        let theirs = context(false);
+        for seed in seeds {
+            let play = AssertUnwindSafe(|| {
+                runtime.block_on(bed.play(&theirs, &choices(seed), at_once.then_some(!seed)))
+            });
+            if let Err(panic) = panic::catch_unwind(play) {
+                eprintln!("once more: HOSTILE_SEED={seed} HOSTILE_SEGMENTS=1");
+                panic::resume_unwind(panic);
+            }
         }
-    }
-    let checked = bed.checked.load(Relaxed);
+        bed.checked.load(Relaxed)
+    });
+    let checked: u64 = checked.into_iter().sum();
     eprintln!("{checked} receives checked in {plays} plays");
     // Few live on where somebody writes all the time.
     let least = if at_once { 0 } else { plays };
