@@ -5,6 +5,8 @@
 //! The stream that is given to the engine outlives it.
 #![allow(unsafe_code)]
 
+use std::{env, thread};
+
 use wharf::{
     MemoryType,
     memory::Advice,
@@ -110,11 +112,40 @@ impl Vendor for Cuda {
     }
 }
 
+/// A part of the cases, in a process of its own. A device that does not answer when its words are tried is waited for for two seconds: the processes mostly wait.
+struct Part(usize);
+
+impl Part {
+    const COUNT: usize = 5;
+    const NAME: &str = "WHARFTEST_OF_CASES";
+
+    /// This process's. `None`: the test is no part, and all parts have passed.
+    fn of(test: &str) -> Option<Self> {
+        if is_child() {
+            let part = env::var(Self::NAME).expect("given");
+            return Some(Self(part.parse().expect("a number")));
+        }
+        thread::scope(|scope| {
+            for part in 0..Self::COUNT {
+                let part = part.to_string();
+                scope.spawn(move || child_with(test, &[(Self::NAME, &part)]));
+            }
+        });
+        None
+    }
+
+    /// By the case alone: how many calls there are may differ from process to process.
+    fn has(&self, name: &str, nth: u64) -> bool {
+        let letters = name.bytes().map(usize::from).sum::<usize>();
+        (letters + nth as usize) % Self::COUNT == self.0
+    }
+}
+
 #[test]
 fn each_call_of_every_function_may_fail() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
+    let Some(part) = Part::of(this_test!()) else {
+        return;
+    };
     let cuda = Cuda::new();
     let run = cuda.everything();
     assert!(run.errors.is_empty(), "{:?}", run.errors);
@@ -126,6 +157,9 @@ fn each_call_of_every_function_may_fail() {
     let known: Vec<_> = functions.map(|function| function.name).collect();
     for (name, count) in &counts {
         assert!(known.contains(name), "{name}");
+        if !part.has(name, 0) {
+            continue;
+        }
         let mut told = Cuda::is_quiet(name);
         // Memory of the run before is freed in a thread of its own, which may take the blow: its errors go to the log. Not each time.
         for round in 0..5 {
@@ -147,9 +181,9 @@ fn each_call_of_every_function_may_fail() {
 
 #[test]
 fn the_device_may_die_at_each_call() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
+    let Some(part) = Part::of(this_test!()) else {
+        return;
+    };
     let counts = {
         let cuda = Cuda::new();
         cuda.everything();
@@ -159,6 +193,9 @@ fn the_device_may_die_at_each_call() {
     };
     for (name, count) in counts {
         for nth in (1..=count.min(MOST)).step_by(3) {
+            if !part.has(&name, nth / 3) {
+                continue;
+            }
             for late in ["die", "late"] {
                 let cuda = Cuda::new();
                 control("reset");
