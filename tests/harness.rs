@@ -10,7 +10,7 @@ use std::{
 
 use support::{
     Child, LIMIT, Logs, Looks, again, at_rest, block_at_rest, block_until, is_alone, passes,
-    this_test, until, watchdog,
+    patient_watchdog, this_test, until, watchdog,
 };
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -71,7 +71,8 @@ fn at_rest_is_what_has_not_changed_for_so_long() {
 fn watchdog_aborts_what_blocks() {
     if support::child("blocker").is_some() {
         // Time enough for its first poll: one that comes after the bark panics.
-        runtime().block_on(watchdog(Duration::from_secs(1), async {
+        let second = Duration::from_secs(1);
+        runtime().block_on(patient_watchdog(second, second / 5, async {
             let (_open, never) = std::sync::mpsc::channel::<()>();
             let _ = never.recv_timeout(2 * LIMIT);
         }));

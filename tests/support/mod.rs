@@ -31,7 +31,9 @@ pub(crate) use process::{
 pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use threads::{are_all, idle, other_threads, threads};
 pub(crate) use until::{Looks, at_rest, block_at_rest, block_until, until};
-pub(crate) use watchdog::{LIMIT, block_on, on_a_runtime, on_each_runtime, on_threads, watchdog};
+pub(crate) use watchdog::{
+    LIMIT, block_on, on_a_runtime, on_each_runtime, on_threads, patient_watchdog, watchdog,
+};
 
 /// How many file descriptors this process has open. Other tests of the program open some as well: compare in a child.
 pub(crate) fn open_fds() -> usize {

@@ -65,6 +65,16 @@ pub(crate) fn block_on<T>(
 /// poll cannot be made to panic: then the whole process is aborted, a little later.
 #[track_caller]
 pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
+    patient_watchdog(limit, Duration::from_secs(5), future)
+}
+
+/// The same, with the time after which a future that does not return ends the process.
+#[track_caller]
+pub(crate) fn patient_watchdog<F: Future>(
+    limit: Duration,
+    patience: Duration,
+    future: F,
+) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
         let (done, is_done) = mpsc::channel::<()>();
@@ -75,8 +85,7 @@ pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Out
                 return;
             }
             let _ = bark.send(());
-            if is_done.recv_timeout(Duration::from_secs(5)) == Err(mpsc::RecvTimeoutError::Timeout)
-            {
+            if is_done.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!(
                     "watchdog: the future at {place} blocks its thread\n{}",
                     picture()
