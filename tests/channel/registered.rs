@@ -8,7 +8,7 @@ use wharf::{
 };
 
 use crate::{
-    group::{BOTH, Carrier, Place, group, pattern, run},
+    group::{BOTH, Carrier, Place, group, pattern, run, side_by_side},
     support::Looks,
 };
 
@@ -133,7 +133,7 @@ async fn used_in_time(
 
 #[test]
 fn leases_end_by_themselves_and_by_hand() {
-    for carrier in Carrier::ALL {
+    side_by_side(Carrier::ALL, |carrier| {
         for place in Place::ALL {
             println!("{carrier:?} {place:?}");
             run(async move {
@@ -165,13 +165,13 @@ fn leases_end_by_themselves_and_by_hand() {
                 memory.unregister().await.expect("leases do not hold it");
             });
         }
-    }
+    });
 }
 
 /// The owner takes a lease back though the runtime in which it was made has ended; not before its time, and others not at all.
 #[test]
 fn a_lease_ends_though_its_runtime_has_ended() {
-    for carrier in [Carrier::Shm, Carrier::Tcp] {
+    side_by_side([Carrier::Shm, Carrier::Tcp], |carrier| {
         run(async move {
             let ranks = carrier.ranks().await;
             let memory = ranks[1].register(pattern(3000, 4), BOTH).await;
@@ -200,7 +200,7 @@ fn a_lease_ends_though_its_runtime_has_ended() {
             assert_eq!(error.kind(), ErrorKind::StaleKey, "{error}");
             assert_eq!(get(&long, 3000).await.expect("got"), pattern(3000, 4));
         });
-    }
+    });
 }
 
 #[test]
