@@ -201,7 +201,7 @@ fn a_host_that_vanishes_is_noticed() {
         let context = Context::builder()
             .transports("rc_verbs")
             .expect("transports")
-            .keepalive(Duration::from_secs(1))
+            .keepalive(Duration::from_millis(100))
             .build()
             .expect("a context");
         let two = two_at("10.99.0.1:0", context).await.expect("connects");
