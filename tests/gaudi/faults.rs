@@ -1,5 +1,7 @@
 //! An error from each call of every function, one at a time: at most one clear error, nothing is left, and the next goes well.
 
+use std::thread;
+
 use wharf::{ErrorKind, MemoryType};
 
 use crate::{
@@ -66,38 +68,47 @@ async fn everything(machine: &Machine) -> Vec<wharf::Error> {
     errors
 }
 
+/// The longest of its program in one thread: several, with machines of their own, share the calls.
 #[test]
 fn an_error_from_each_call() {
-    run_on_threads(async {
-        let machine = Machine::new(&[]);
-        for name in CALLS {
-            let clean = everything(&machine).await;
-            assert!(clean.is_empty(), "before {name}: {clean:?}");
-            gone(&machine).await;
-            for nth in 1..=4 {
-                for errno in [libc::EINVAL, libc::ENOMEM, libc::EIO] {
-                    let what = format!("{name}@{nth}={errno}");
-                    machine.control(&format!("fault {what}"));
-                    let errors = everything(&machine).await;
-                    machine.control("fault clear");
-                    for error in &errors {
-                        let text = error.to_string();
-                        assert!(!text.is_empty() && text.len() < 2000, "{what}: {text}");
-                        assert_ne!(error.kind(), ErrorKind::Canceled, "{what}: {error:?}");
-                        assert_ne!(
-                            error.kind(),
-                            ErrorKind::DeadlineExceeded,
-                            "{what}: {error:?}"
-                        );
-                    }
-                    gone(&machine).await;
+    const PARTS: usize = 4;
+    thread::scope(|scope| {
+        for part in 0..PARTS {
+            let calls = CALLS.into_iter().skip(part).step_by(PARTS);
+            scope.spawn(|| run_on_threads(errors_from_each_of(calls)));
+        }
+    });
+}
+
+async fn errors_from_each_of(calls: impl Iterator<Item = &'static str>) {
+    let machine = Machine::new(&[]);
+    for name in calls {
+        let clean = everything(&machine).await;
+        assert!(clean.is_empty(), "before {name}: {clean:?}");
+        gone(&machine).await;
+        for nth in 1..=4 {
+            for errno in [libc::EINVAL, libc::ENOMEM, libc::EIO] {
+                let what = format!("{name}@{nth}={errno}");
+                machine.control(&format!("fault {what}"));
+                let errors = everything(&machine).await;
+                machine.control("fault clear");
+                for error in &errors {
+                    let text = error.to_string();
+                    assert!(!text.is_empty() && text.len() < 2000, "{what}: {text}");
+                    assert_ne!(error.kind(), ErrorKind::Canceled, "{what}: {error:?}");
+                    assert_ne!(
+                        error.kind(),
+                        ErrorKind::DeadlineExceeded,
+                        "{what}: {error:?}"
+                    );
                 }
+                gone(&machine).await;
             }
         }
-        let (context, worker) = machine.worker();
-        let memory = context.allocate_on(DEVICE, 10).await.expect("memory");
-        assert_eq!(bytes(&worker, memory.freeze()).await, [0; 10]);
-    });
+    }
+    let (context, worker) = machine.worker();
+    let memory = context.allocate_on(DEVICE, 10).await.expect("memory");
+    assert_eq!(bytes(&worker, memory.freeze()).await, [0; 10]);
 }
 
 async fn gone(machine: &Machine) {
