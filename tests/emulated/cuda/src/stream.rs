@@ -368,7 +368,11 @@ impl Stream {
             } => {
                 let value = value.to_le_bytes();
                 let width = width as usize;
+                let is_one_byte = value[..width].iter().all(|byte| *byte == value[0]);
                 write_bytes(to, len, device, |bytes, index| {
+                    if is_one_byte {
+                        return bytes.fill(value[0]);
+                    }
                     for (at, byte) in (index as usize..).zip(bytes) {
                         *byte = value[at % width];
                     }
