@@ -123,7 +123,9 @@ macro_rules! ends {
             /// From a runtime of the caller's own, and from no runtime at all.
             #[test]
             fn late() {
-                let (runtime, [here, there], endpoint) = pair($transports, $thread);
+                // The peer stays: else it might be the first whose end is heard of.
+                let (runtime, stays) = (super::runtime(), super::runtime());
+                let ([here, there], endpoint) = pair_on([&runtime, &stays], $transports, $thread);
                 let exposed = there.context().expose(vec![0; 64], Access::READ | Access::WRITE);
                 let region = runtime.block_on(exposed).expect("exposed");
                 let remote = endpoint.import(&region.descriptor().expect("a descriptor"));
@@ -132,7 +134,7 @@ macro_rules! ends {
                 let late = || super::late(here.clone(), endpoint.clone(), remote.clone());
                 on_a_bare_thread(late());
                 on_a_runtime(late());
-                // The other had the same runtime.
+                drop(stays);
                 on_a_bare_thread(async move {
                     let receive = there.tag_recv(1, vec![0; 8]);
                     ended(receive.await.expect_err("ended"));
