@@ -20,28 +20,28 @@
 //! | `calls` | what runs instead |
 //! | `absent` | the same doors without the feature `mem-hooks`, or elsewhere than on x86-64 Linux with glibc |
 //!
-//! Tests: beside each, and `tests/memory/hooks.rs`.
+//! Tests: beside each, built in for them whatever the features are; and `tests/memory/hooks.rs`, with the feature.
 //!
 //! # Safety
 //! Implements the monitor's promise; whatever touches code is in the files above.
 #![allow(unsafe_code)]
 
 #[cfg(all(
-    feature = "mem-hooks",
+    any(feature = "mem-hooks", test),
     target_os = "linux",
     target_arch = "x86_64",
     target_env = "gnu"
 ))]
 mod calls;
 #[cfg(all(
-    feature = "mem-hooks",
+    any(feature = "mem-hooks", test),
     target_os = "linux",
     target_arch = "x86_64",
     target_env = "gnu"
 ))]
 mod decode;
 #[cfg(all(
-    feature = "mem-hooks",
+    any(feature = "mem-hooks", test),
     target_os = "linux",
     target_arch = "x86_64",
     target_env = "gnu"
@@ -49,7 +49,7 @@ mod decode;
 mod forks;
 #[cfg_attr(
     not(all(
-        feature = "mem-hooks",
+        any(feature = "mem-hooks", test),
         target_os = "linux",
         target_arch = "x86_64",
         target_env = "gnu"
@@ -58,7 +58,7 @@ mod forks;
 )]
 mod install;
 #[cfg(all(
-    feature = "mem-hooks",
+    any(feature = "mem-hooks", test),
     target_os = "linux",
     target_arch = "x86_64",
     target_env = "gnu"
