@@ -165,7 +165,11 @@ impl Unsent {
         }
         let needed = self.end + count;
         if self.buffer.len() < needed {
-            self.buffer.resize(needed.max(WRITE), 0);
+            match self.buffer.is_empty() {
+                // From zeros that the allocator has.
+                true => self.buffer = vec![0; needed.max(WRITE)],
+                false => self.buffer.resize(needed.max(WRITE), 0),
+            }
         }
         &mut self.buffer[self.end..]
     }

@@ -1,23 +1,19 @@
 //! Memory of ours that the device knows.
 //!
 //! # Safety
-//! The memory is allocated once, never moved, and freed after its registration has ended; where that fails it stays
+//! The memory is mapped once, never moved, and unmapped after its registration has ended; where that fails it stays
 //! for as long as the process. Only the owner says which part the device, and
 //! which part this process, uses at a time.
 #![allow(unsafe_code)]
 
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    ptr::NonNull,
-    slice,
-};
+use std::{num::NonZeroUsize, ptr::NonNull, slice};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::{
     driver::verbs::{Access, MemoryRegion, ProtectionDomain, Sge},
     error::{Error, ErrorKind, Result},
 };
-
-const PAGE: usize = 4096;
 
 /// Registered memory.
 #[derive(Debug)]
@@ -25,7 +21,7 @@ pub(super) struct Memory {
     /// `None` only while it is being dropped.
     region: Option<MemoryRegion>,
     start: NonNull<u8>,
-    layout: Layout,
+    length: NonZeroUsize,
 }
 
 // SAFETY: plain memory; its owners agree on who uses which part.
@@ -34,7 +30,10 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates and registers `length` bytes. May take milliseconds.
+    /// Maps and registers `length` bytes, zeros. May take milliseconds.
+    ///
+    /// A mapping of its own: the allocator writes the zeros of aligned memory by hand, megabytes for a connection whose device
+    /// has fresh pages by pinning them.
     ///
     /// # Errors
     /// `Exhausted`, with the remedy where it is the limit on locked memory.
@@ -45,17 +44,19 @@ impl Memory {
                 format!("no memory for {length} bytes"),
             )
         };
-        let layout = Layout::from_size_align(length.max(1), PAGE).map_err(|_| exhausted())?;
-        // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(exhausted)?;
+        let length = NonZeroUsize::new(length).unwrap_or(NonZeroUsize::MIN);
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping takes nothing from anybody.
+        let start = unsafe { mmap_anonymous(None, length, rights, MapFlags::MAP_PRIVATE) };
+        let start = start.map_err(|_| exhausted())?.cast();
         let mut this = Self {
             region: None,
             start,
-            layout,
+            length,
         };
         // SAFETY: nobody else has the memory; it is used through this type alone, whose callers know when the device has it.
         let region =
-            unsafe { domain.register(start.as_ptr().expose_provenance(), layout.size(), access) };
+            unsafe { domain.register(start.as_ptr().expose_provenance(), length.get(), access) };
         this.region = Some(region?);
         Ok(this)
     }
@@ -63,7 +64,7 @@ impl Memory {
     /// A part, as the device is told of it. Within the memory: callers compute the numbers.
     #[inline]
     pub(super) fn piece(&self, offset: usize, length: usize) -> Sge {
-        debug_assert!(offset + length <= self.layout.size());
+        debug_assert!(offset + length <= self.length.get());
         Sge {
             addr: self.start.as_ptr().addr() as u64 + offset as u64,
             length: length as u32,
@@ -78,10 +79,10 @@ impl Memory {
     #[inline]
     pub(super) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         assert!(
-            offset <= self.layout.size() && length <= self.layout.size() - offset,
+            offset <= self.length.get() && length <= self.length.get() - offset,
             "beyond the buffer"
         );
-        // SAFETY: within the allocation, which was zeroed; the caller vouches for the rest.
+        // SAFETY: within the mapping, which was zeroed; the caller vouches for the rest.
         unsafe { slice::from_raw_parts(self.start.as_ptr().add(offset), length) }
     }
 
@@ -92,10 +93,10 @@ impl Memory {
     #[inline]
     pub(super) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(
-            offset <= self.layout.size() && bytes.len() <= self.layout.size() - offset,
+            offset <= self.length.get() && bytes.len() <= self.length.get() - offset,
             "beyond the buffer"
         );
-        // SAFETY: within the allocation; the caller vouches for the rest.
+        // SAFETY: within the mapping; the caller vouches for the rest.
         unsafe {
             self.start
                 .as_ptr()
@@ -108,8 +109,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.region.take().is_none_or(|region| region.end().is_ok()) {
-            // SAFETY: allocated with this layout; the device knows it no longer.
-            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+            // SAFETY: mapped with this length; the device knows it no longer. Where the kernel has no room to split a mapping, it stays.
+            let _ = unsafe { munmap(self.start.cast(), self.length.get()) };
         }
     }
 }
