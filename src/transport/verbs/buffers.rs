@@ -32,8 +32,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Maps and registers `length` bytes, zeros. May take milliseconds.
     ///
-    /// A mapping of its own: the allocator writes the zeros of aligned memory by hand, megabytes for a connection whose device
-    /// has fresh pages by pinning them.
+    /// A mapping of its own: the allocator writes the zeros of aligned memory by hand, megabytes for a connection. A device pins the
+    /// pages, so the kernel makes them at once.
     ///
     /// # Errors
     /// `Exhausted`, with the remedy where it is the limit on locked memory.
@@ -46,8 +46,9 @@ impl Memory {
         };
         let length = NonZeroUsize::new(length).unwrap_or(NonZeroUsize::MIN);
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
         // SAFETY: a new mapping takes nothing from anybody.
-        let start = unsafe { mmap_anonymous(None, length, rights, MapFlags::MAP_PRIVATE) };
+        let start = unsafe { mmap_anonymous(None, length, rights, flags) };
         let start = start.map_err(|_| exhausted())?.cast();
         let mut this = Self {
             region: None,
