@@ -1,6 +1,6 @@
 //! Groups of two ranks in this process, over each carrier.
 
-use std::{future::Future, sync::Arc, thread, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use wharf::{
     Access, BufferMut, Context, ContextBuilder, MemoryType, Worker,
@@ -92,16 +92,6 @@ pub(crate) fn run<F: Future>(future: F) -> F::Output {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build();
     block_on(&runtime.expect("a runtime"), 3 * LIMIT, future)
-}
-
-/// Runs cases that wait, each in a thread of its own.
-pub(crate) fn side_by_side<C: Send>(cases: impl IntoIterator<Item = C>, run: impl Fn(C) + Sync) {
-    thread::scope(|scope| {
-        let run = &run;
-        for case in cases {
-            scope.spawn(move || run(case));
-        }
-    });
 }
 
 /// Bytes that tell where they are and which they are.

@@ -8,8 +8,8 @@ use wharf::{
 };
 
 use crate::{
-    group::{BOTH, Carrier, Place, group, pattern, run, side_by_side},
-    support::Looks,
+    group::{BOTH, Carrier, Place, group, pattern, run},
+    support::{Looks, side_by_side},
 };
 
 async fn get(memory: &RemoteMemory, length: usize) -> wharf::Result<Vec<u8>> {

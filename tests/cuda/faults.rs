@@ -5,7 +5,7 @@
 //! The stream that is given to the engine outlives it.
 #![allow(unsafe_code)]
 
-use std::{env, thread};
+use std::env;
 
 use wharf::{
     MemoryType,
@@ -20,7 +20,7 @@ use crate::{
     fixture::{Bench, DEVICE, Memory, OTHER, block_until, context, control, live},
     program::{CudaContext, Stream},
     struck::{MOST, Run, Vendor, names},
-    support::{table, this_test},
+    support::{side_by_side, table, this_test},
 };
 
 /// CUDA, with a stream of the program's.
@@ -125,11 +125,8 @@ impl Part {
             let part = env::var(Self::NAME).expect("given");
             return Some(Self(part.parse().expect("a number")));
         }
-        thread::scope(|scope| {
-            for part in 0..Self::COUNT {
-                let part = part.to_string();
-                scope.spawn(move || child_with(test, &[(Self::NAME, &part)]));
-            }
+        side_by_side(0..Self::COUNT, |part| {
+            child_with(test, &[(Self::NAME, &part.to_string())]);
         });
         None
     }

@@ -1,13 +1,11 @@
 //! An error from each call of every function, one at a time: at most one clear error, nothing is left, and the next goes well.
 
-use std::thread;
-
 use wharf::{ErrorKind, MemoryType};
 
 use crate::{
     fixture::run_on_threads,
     machine::{DEVICE, Machine, OTHER, bytes},
-    support::block_until,
+    support::{block_until, side_by_side},
 };
 
 const CALLS: [&str; 14] = [
@@ -72,12 +70,8 @@ async fn everything(machine: &Machine) -> Vec<wharf::Error> {
 #[test]
 fn an_error_from_each_call() {
     const PARTS: usize = 4;
-    thread::scope(|scope| {
-        for part in 0..PARTS {
-            let calls = CALLS.into_iter().skip(part).step_by(PARTS);
-            scope.spawn(|| run_on_threads(errors_from_each_of(calls)));
-        }
-    });
+    let parts = (0..PARTS).map(|part| CALLS.into_iter().skip(part).step_by(PARTS));
+    side_by_side(parts, |calls| run_on_threads(errors_from_each_of(calls)));
 }
 
 async fn errors_from_each_of(calls: impl Iterator<Item = &'static str>) {

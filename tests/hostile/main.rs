@@ -82,25 +82,12 @@ fn runtime() -> tokio::runtime::Runtime {
     runtime.enable_all().build().expect("a runtime")
 }
 
-/// Plays of some seeds, each player those that are its own; what they came to. Most of a play is a
-/// wait: after lies of a certain kind memory comes back when its peer is given up, after a second.
-fn side_by_side<T: Send>(
-    seeds: Range<u64>,
-    play: impl Fn(StepBy<Range<u64>>) -> T + Sync,
-) -> Vec<T> {
+/// Seeds, dealt to players who play side by side. Most of a play is a wait: after lies of a certain
+/// kind memory comes back when its peer is given up, after a second.
+fn dealt(seeds: Range<u64>) -> impl Iterator<Item = StepBy<Range<u64>>> {
     const PLAYERS: u64 = 4;
     let firsts = seeds.start..seeds.end.min(seeds.start + PLAYERS);
-    thread::scope(|scope| {
-        let play = &play;
-        let own = |first| (first..seeds.end).step_by(PLAYERS as usize);
-        let players = firsts.map(|first| scope.spawn(move || play(own(first))));
-        let players: Vec<_> = players.collect();
-        let played = |player: thread::ScopedJoinHandle<'_, T>| {
-            let played = player.join();
-            played.unwrap_or_else(|panic| panic::resume_unwind(panic))
-        };
-        players.into_iter().map(played).collect()
-    })
+    firsts.map(move |first| (first..seeds.end).step_by(PLAYERS as usize))
 }
 
 #[test]

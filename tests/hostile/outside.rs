@@ -30,16 +30,15 @@ use tokio::{io::AsyncReadExt, net::UnixListener};
 use wharf::{Access, BufferMut, Descriptor, Worker, WorkerAddress};
 
 use super::{
-    choices,
+    choices, dealt,
     link::Message,
     machine::{CANARY, Dice, SECRET},
     number,
     peer::{Known, Peer, is_told},
     runtime,
     segment::{Bed, CONNECTING, Certain, Memory, Program, Running, SEGMENT, Segment, context, run},
-    side_by_side,
     stranger::{Key, Stranger, field, hear, hear_introduction, led_to, say, unix_part},
-    support::{Child, Parent, child, this_test},
+    support::{Child, Parent, child, side_by_side, this_test},
     wire::{DONE, GET, TAG_RTR, word},
 };
 
@@ -452,7 +451,7 @@ fn outside(test: &str, cma: bool) {
     let _others = crate::ALONE.read();
     let plays = number("HOSTILE_SEGMENTS").unwrap_or(60);
     let first = number("HOSTILE_SEED").unwrap_or(1);
-    let played = side_by_side(first..first + plays, |seeds| {
+    let played = side_by_side(dealt(first..first + plays), |seeds| {
         let runtime = runtime();
         let child = Child::start(test, "hostile", &[]);
         let mut both = runtime.block_on(Both::new(child, cma));

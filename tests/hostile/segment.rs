@@ -23,9 +23,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{Access, BufferMut, Context, Endpoint, Region, RemoteRegion, Tag, Worker};
 
 use super::{
-    choices,
+    choices, dealt,
     machine::{CANARY, Dice, SECRET},
-    number, runtime, side_by_side,
+    number, runtime,
+    support::side_by_side,
 };
 
 /// Bytes of the segment, those of them in front of the wide areas, and where what lies in it.
@@ -602,7 +603,7 @@ fn segments_of_hostile_peers(at_once: bool) {
     let _others = crate::ALONE.read();
     let plays = number("HOSTILE_SEGMENTS").unwrap_or(30);
     let first = number("HOSTILE_SEED").unwrap_or(1);
-    let checked = side_by_side(first..first + plays, |seeds| {
+    let checked = side_by_side(dealt(first..first + plays), |seeds| {
         let runtime = runtime();
         // An address that a peer makes up would be one of this process. With cma: `outside`.
         let bed = runtime.block_on(Bed::new(context(false)));

@@ -6,7 +6,7 @@ use wharf::{Access, Error, ErrorKind, MemoryType, Operation, Tag, Worker};
 
 use crate::{
     bench::{Two, context, control, gone, one_device, run},
-    support::{LIMIT, at_rest, until, watchdog},
+    support::{LIMIT, at_rest, on_a_runtime, until},
 };
 
 /// Error numbers that calls fail with.
@@ -445,20 +445,11 @@ fn receives_of_connections_that_end_are_posted_again() {
     });
 }
 
-/// Like `run`, for tests that leave something on purpose.
-fn run_and_leave(future: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, future));
-}
-
 /// A registration that cannot be ended: the memory goes back to its owner, and no peer reaches it there.
 #[test]
 fn peers_reach_no_memory_whose_registration_cannot_be_ended() {
     alone!();
-    run_and_leave(async {
+    on_a_runtime(async {
         let two = Two::over_tcp(one_device().expect("a context"))
             .await
             .expect("connects");
@@ -483,7 +474,7 @@ fn peers_reach_no_memory_whose_registration_cannot_be_ended() {
 #[test]
 fn buffers_whose_registration_cannot_be_ended_stay() {
     alone!();
-    run_and_leave(async {
+    on_a_runtime(async {
         let two = Two::over_tcp(one_device().expect("a context"))
             .await
             .expect("connects");

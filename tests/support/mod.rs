@@ -29,7 +29,7 @@ pub(crate) use process::{
     Child, Parent, again, child, end_of, is_alone, is_child, listens, passes, this_test,
 };
 pub(crate) use registrar::{FakeRegistrar, Key};
-pub(crate) use threads::{are_all, idle, other_threads, threads};
+pub(crate) use threads::{are_all, idle, other_threads, side_by_side, threads};
 pub(crate) use until::{Looks, at_rest, block_at_rest, block_until, until};
 pub(crate) use watchdog::{
     LIMIT, block_on, on_a_runtime, on_each_runtime, on_threads, patient_watchdog, watchdog,

@@ -62,3 +62,20 @@ pub(crate) async fn idle(process: u32, quiet: Duration) -> BTreeMap<String, Thre
         }
     }
 }
+
+/// Runs cases that mostly wait, each in a thread of its own; what they came to.
+pub(crate) fn side_by_side<C: Send, T: Send>(
+    cases: impl IntoIterator<Item = C>,
+    run: impl Fn(C) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let running = cases.into_iter().map(|case| scope.spawn(move || run(case)));
+        let running: Vec<_> = running.collect();
+        let came_to = |case: std::thread::ScopedJoinHandle<'_, T>| {
+            case.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        running.into_iter().map(came_to).collect()
+    })
+}
