@@ -1,5 +1,7 @@
 //! Cards that Synapse has: acquired by the program, or by wharf because the program asked for it.
 
+use std::{thread, time::Duration};
+
 use wharf::{
     Context, ErrorKind, MemoryType, Worker, memory::AddressRange, transport::Accelerator as _,
 };
@@ -420,6 +422,39 @@ fn copies_end_with(end: impl FnOnce(&Stranger), said: &str) {
         .copy(host(&mut bytes), device(address), 8)
         .expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+}
+
+/// What is being zeroed is not given back before that is over, though nothing will be heard of its end.
+#[test]
+fn memory_that_is_zeroed_without_an_event_stays_until_the_stream_is_idle() {
+    if child("alone").is_none() {
+        return alone(this_test!(), &[]);
+    }
+    let stranger = Stranger::with_card();
+    let gaudi = gaudi();
+    let mut bench = Bench::new(&gaudi);
+    let address = stranger.allocate(1 << 16);
+    let mut bytes = vec![1; 1 << 16];
+    bench
+        .copy(host(&mut bytes), device(address), 1 << 16)
+        .expect("copied");
+    let (domain, freed) = (gaudi.domain(), calls("synDeviceFree"));
+    control("hold all");
+    control("fault synEventRecord@1=1");
+    let released = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        let before = calls("synDeviceFree");
+        control("release");
+        before
+    });
+    let error = domain.allocate(DEVICE, 1 << 16).map(drop);
+    let error = error.expect_err("nobody knows");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    let text = error.to_string();
+    assert!(text.contains("does not tell of its end"), "{text}");
+    drop((bench, domain, gaudi));
+    assert_eq!(released.join().expect("no panic"), freed);
+    nothing_wrong();
 }
 
 #[test]

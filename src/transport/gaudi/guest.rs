@@ -125,6 +125,15 @@ struct Queues {
 struct Mark {
     event: Event,
     done: AtomicBool,
+    /// Why nothing will be heard of it. Its memory is in use until the device was closed.
+    untold: Option<Error>,
+}
+
+/// What came of putting a copy into a stream in pieces.
+enum Enqueued {
+    Whole,
+    /// Only the first ones are under way.
+    Part(Error),
 }
 
 /// The pool as a dma-buf.
@@ -214,7 +223,7 @@ impl Guest {
     fn begin(
         &self,
         route: Route,
-        enqueue: impl FnOnce(&Stream) -> Result<()>,
+        enqueue: impl FnOnce(&Stream) -> Result<Enqueued>,
     ) -> Result<Box<dyn Flight>> {
         self.inner.with(|queues| {
             if self.inner.flying.lock().len() >= IN_FLIGHT {
@@ -230,21 +239,23 @@ impl Guest {
                 Route::ToHost => &queues.out,
                 Route::Across => &queues.within,
             };
-            if let Err(error) = enqueue(stream) {
-                queues.spare.lock().push(event);
-                // Its queue is full, as nothing else is counted in copies.
-                let full_queue = error.kind() == ErrorKind::Exhausted;
-                return Err(match full_queue && !self.inner.flying.lock().is_empty() {
-                    true => full(),
-                    false => error,
-                });
-            }
-            if let Err(error) = stream.record(&event) {
-                return Err(self.inner.untold(&error));
-            }
+            let untold = match enqueue(stream) {
+                Ok(Enqueued::Whole) => stream.record(&event).err(),
+                Ok(Enqueued::Part(error)) => Some(error),
+                Err(error) => {
+                    queues.spare.lock().push(event);
+                    // Its queue is full, as nothing else is counted in copies.
+                    let full_queue = error.kind() == ErrorKind::Exhausted;
+                    return Err(match full_queue && !self.inner.flying.lock().is_empty() {
+                        true => full(),
+                        false => error,
+                    });
+                }
+            };
             let mark = Arc::new(Mark {
                 event,
                 done: AtomicBool::new(false),
+                untold: untold.map(|error| self.inner.untold(&error)),
             });
             let number = self.inner.next.fetch_add(1, Relaxed);
             self.inner.flying.lock().insert(number, Arc::clone(&mark));
@@ -310,7 +321,7 @@ impl Inner {
         error
     }
 
-    /// Something was begun of which nothing will be heard: the device is given up.
+    /// Something was begun of which nothing will be heard: the device is given up, and whoever waits for it is told after that.
     #[cold]
     fn untold(&self, error: &Error) -> Error {
         self.lost.store(true, SeqCst);
@@ -321,6 +332,9 @@ impl Inner {
 
 impl Mark {
     fn is_done(&self) -> Result<bool> {
+        if let Some(error) = &self.untold {
+            return Err(error.clone());
+        }
         if self.done.load(SeqCst) {
             return Ok(true);
         }
@@ -397,7 +411,7 @@ impl Backend for Guest {
             Route::Across => Direction::Within,
         };
         self.begin(route, |stream| {
-            self.inner.pieces(length, |at, some| {
+            Inner::pieces(length, |at, some| {
                 // SAFETY: the caller's promise.
                 unsafe { stream.copy(direction, from + at, some, to + at) }
             })
@@ -406,7 +420,7 @@ impl Backend for Guest {
 
     unsafe fn zero(&self, to: u64, length: u64) -> Result<Box<dyn Flight>> {
         self.begin(Route::Across, |stream| {
-            self.inner.pieces(length, |at, some| {
+            Inner::pieces(length, |at, some| {
                 // SAFETY: the caller's promise.
                 unsafe { stream.fill(to + at, 0, some) }
             })
@@ -500,20 +514,20 @@ impl Guest {
 }
 
 impl Inner {
-    /// Enqueues in pieces of at most [`MAX_COPY`]. When a later one fails, the device is given up: the first are under way.
-    fn pieces(&self, length: u64, each: impl Fn(u64, u64) -> Result<()>) -> Result<()> {
+    /// Enqueues in pieces of at most [`MAX_COPY`].
+    fn pieces(length: u64, each: impl Fn(u64, u64) -> Result<()>) -> Result<Enqueued> {
         /// Whole pages.
         const PIECE: u64 = MAX_COPY - MAX_COPY % PAGE;
         let mut at = 0;
         while at < length {
             let some = PIECE.min(length - at);
             match each(at, some) {
-                Err(error) if at > 0 => return Err(self.untold(&error)),
+                Err(error) if at > 0 => return Ok(Enqueued::Part(error)),
                 piece => piece?,
             }
             at += some;
         }
-        Ok(())
+        Ok(Enqueued::Whole)
     }
 }
 
