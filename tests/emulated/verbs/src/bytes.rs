@@ -59,11 +59,11 @@ impl World {
         match &send.inline {
             Some(bytes) => bytes.clone(),
             None => {
-                let pieces = send.pieces.iter();
                 // SAFETY: the caller says so.
-                pieces
-                    .flat_map(|piece| unsafe { self.load(piece) })
-                    .collect()
+                let mut pieces = send.pieces.iter().map(|piece| unsafe { self.load(piece) });
+                let mut bytes = pieces.next().unwrap_or_default();
+                pieces.for_each(|piece| bytes.extend_from_slice(&piece));
+                bytes
             }
         }
     }
