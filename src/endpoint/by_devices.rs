@@ -33,7 +33,7 @@ use crate::{
         tcp::{Tcp, TcpOptions},
     },
     types::{Access, DeviceKey, LinkId},
-    util::lock::Mutex,
+    util::{lock::Mutex, testing::run},
 };
 
 const NAME: &str = "made_up";
@@ -548,18 +548,6 @@ fn content(region: &Region) -> Vec<u8> {
 const BOTH: Access = Access::READ.union(Access::WRITE);
 /// Short, registered, in pieces of which not all are in flight at once.
 const LENGTHS: [usize; 5] = [1, SHORT, SHORT + 1, PIECE, 9 * PIECE + 5];
-
-/// Runs a test with a watchdog.
-fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, test).await.expect("it hangs");
-    });
-}
 
 #[test]
 fn short_ones_do_not_overtake_what_waits_for_room() {

@@ -11,6 +11,7 @@ use crate::{
     error::ErrorKind,
     protocol::WorkerAddress,
     sys::identity::identity,
+    util::testing::run,
     worker::connect::{self, Destination},
 };
 
@@ -18,17 +19,6 @@ fn context() -> Context {
     let builder = Context::builder().transports("tcp").expect("known");
     let builder = builder.connect_timeout(Duration::from_secs(6));
     builder.build().expect("a context")
-}
-
-fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, test).await.expect("it hangs");
-    });
 }
 
 #[test]

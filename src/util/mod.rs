@@ -12,6 +12,8 @@ pub(crate) mod secret;
 pub(crate) mod seldom;
 pub(crate) mod slicing;
 pub(crate) mod tally;
+#[cfg(test)]
+pub(crate) mod testing;
 pub(crate) mod waiters;
 pub(crate) mod wake;
 pub(crate) mod waker_slot;

@@ -23,6 +23,7 @@ use crate::{
         tcp::{Tcp, TcpOptions},
     },
     types::{Access, LinkId, Mover},
+    util::testing::run,
 };
 
 const LENGTH: usize = (1 << 20) + 13;
@@ -221,16 +222,6 @@ impl Bed {
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
         assert!(error.to_string().contains(text), "{error}");
     }
-}
-
-fn run<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let mut runtime = runtime;
-    runtime
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(work)
 }
 
 fn pattern(length: usize) -> Vec<u8> {

@@ -12,12 +12,12 @@ use crate::{
     },
     error::ErrorKind,
     transport::channel::Channel,
+    util::testing,
 };
 
 use events::Events;
 use pair::Pair;
 
-const WATCHDOG: Duration = Duration::from_secs(120);
 /// As they are found.
 static FOUND: Libraries = Libraries {
     verbs: None,
@@ -32,19 +32,7 @@ fn run(test: &str, future: impl Future<Output = ()>) {
         std::env::var_os("RDMA_VM").is_some(),
         "{test}: no RDMA devices; run in tests/rdma-vm/rdma-vm"
     );
-    everywhere(future);
-}
-
-fn everywhere<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        timeout(WATCHDOG, future)
-            .await
-            .expect("the watchdog barked")
-    })
+    testing::run(future);
 }
 
 fn at(text: &str) -> SocketAddr {
@@ -359,7 +347,7 @@ fn without_devices_it_says_so() {
         eprintln!("without_devices_it_says_so: skipped: there are devices");
         return;
     }
-    everywhere(async {
+    testing::run(async {
         let listens = Listening::bind(&FOUND, at("127.0.0.1:0"), None)
             .await
             .map(drop);

@@ -9,10 +9,11 @@ use crate::{
     error::{Error, ErrorKind},
     protocol::hello::Message,
     transport::channel::Channel,
+    util::testing::run,
     worker::Handle,
 };
 
-use super::{Destination, bed::run, connect, listen::Place};
+use super::{Destination, connect, listen::Place};
 
 fn worker(limit: Duration) -> Arc<Handle> {
     let context = Context::builder()

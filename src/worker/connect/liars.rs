@@ -9,13 +9,12 @@ use crate::{
     sys::{abstract_socket, identity::identity},
     transport::channel::Channel,
     types::{EndpointId, Identity, LinkId, Source},
+    util::testing::run,
     worker::{Handle, connect::said::transports, shared::Shared},
 };
 
 use super::{
-    Destination,
-    bed::run,
-    connect,
+    Destination, connect,
     handshake::{accepted, establish, greet},
     listen::{Place, address},
 };

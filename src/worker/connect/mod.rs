@@ -31,8 +31,6 @@
 
 mod accepted;
 mod backlog;
-#[cfg(test)]
-mod bed;
 mod bind;
 #[cfg(test)]
 mod crowded;

@@ -13,6 +13,7 @@ use crate::{
     },
     transport::{Place, Sink},
     types::{EndpointId, LinkId},
+    util::testing::run,
     worker::{Handle, connect, core::Core, engine::Engine, stream::key::StreamKey},
 };
 
@@ -54,12 +55,8 @@ impl Hostile<'_> {
 }
 
 /// Plays it; afterwards the connection must have ended if something was refused, and the worker must have nothing left of it.
-fn play_over(transport: &str, act: impl FnOnce(&mut Hostile<'_>)) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
+fn play_over(transport: &str, act: &dyn Fn(&mut Hostile<'_>)) {
+    run(async {
         let context = Context::builder()
             .transports(transport)
             .and_then(|builder| builder.rendezvous_threshold(0).build())
@@ -171,7 +168,7 @@ macro_rules! breaches {
         $(#[$doc])*
         #[test]
         fn $name() {
-            play_over($transport, |$peer| $body);
+            play_over($transport, &|$peer| $body);
         }
     )+};
     ($($(#[$doc:meta])* $name:ident: |$peer:ident| $body:block)+) => {
