@@ -1,6 +1,6 @@
 //! Two processes with a connection between them, and bytes that can be told from others.
 
-use std::{collections::HashSet, fs, sync::OnceLock, time::Duration};
+use std::{collections::HashSet, fs, future::Future, pin::Pin, sync::OnceLock, time::Duration};
 
 use nix::{
     sys::signal::{self, Signal},
@@ -8,7 +8,7 @@ use nix::{
 };
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Listener, Mask, Tag, Worker};
 
-use crate::support::{Child, LIMIT, Parent, watchdog};
+use crate::support::{Child, LIMIT, Parent, child, watchdog};
 
 /// Over what the two talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,6 +331,35 @@ pub(crate) fn expect_bytes_from(seed: u64, offset: usize, bytes: &[u8]) {
     }
 }
 
+/// What an end of a scenario does, in a box: what runs it is compiled once.
+pub(crate) type Played = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The contexts of both ends: of this process, and of the second.
+pub(crate) type Contexts = (fn(Path) -> Context, fn(Path) -> Context);
+
+/// Plays the test `test`: `first` in this process, `second` in another, which is this program again.
+pub(crate) fn play_at_both(
+    test: &'static str,
+    path: Path,
+    contexts: Contexts,
+    second: &dyn Fn(Second) -> Played,
+    first: &dyn Fn(First) -> Played,
+) {
+    let other = |parent, context, act: &dyn Fn(Second) -> Played| {
+        multi_thread().block_on(async { act(Second::new(parent, context).await).await });
+    };
+    if let Some(parent) = child("echo") {
+        return other(parent, path.told(), &|end| Box::pin(end.echo()));
+    }
+    if let Some(parent) = child("second") {
+        return other(parent, contexts.1(path), second);
+    }
+    let context = contexts.0(path);
+    current_thread().block_on(watchdog(2 * LIMIT, async {
+        first(First::new(test, path, context).await).await;
+    }));
+}
+
 /// Plays a scenario: `first` in this process, `second` in another.
 macro_rules! play {
     ($path:expr) => {
@@ -338,42 +367,24 @@ macro_rules! play {
             $path,
             $crate::common::Path::context,
             $crate::common::Path::told,
-            |end| second(end)
+            second
         )
     };
     ($path:expr, $context:expr, $second:expr) => {
         $crate::common::play!($path, $context, $context, $second)
     };
     ($path:expr, $context:expr, $context_of_second:expr, $second:expr) => {
-        $crate::common::play!($path, $context, $context_of_second, $second, |end| first(
-            end
-        ))
+        $crate::common::play!($path, $context, $context_of_second, $second, first)
     };
-    ($path:expr, $context:expr, $context_of_second:expr, $second:expr, $first:expr) => {{
-        if let Some(parent) = $crate::support::child("echo") {
-            let context = $crate::common::Path::told($path);
-            $crate::common::multi_thread().block_on(async {
-                $crate::common::Second::new(parent, context)
-                    .await
-                    .echo()
-                    .await
-            });
-            return;
-        }
-        if let Some(parent) = $crate::support::child("second") {
-            let context = $context_of_second($path);
-            $crate::common::multi_thread().block_on(async {
-                $second($crate::common::Second::new(parent, context).await).await
-            });
-            return;
-        }
-        let test = $crate::support::this_test!();
-        let context = $context($path);
-        $crate::common::current_thread().block_on($crate::support::watchdog(
-            2 * $crate::support::LIMIT,
-            async { $first($crate::common::First::new(test, $path, context).await).await },
-        ));
-    }};
+    ($path:expr, $context:expr, $context_of_second:expr, $second:expr, $first:expr) => {
+        $crate::common::play_at_both(
+            $crate::support::this_test!(),
+            $path,
+            ($context, $context_of_second),
+            &|end| Box::pin($second(end)),
+            &|end| Box::pin($first(end)),
+        )
+    };
 }
 
 pub(crate) use {crate::paths::on_every_path, play};

@@ -7,12 +7,12 @@ use std::{
     panic::Location,
     pin::{Pin, pin},
     sync::mpsc,
-    task::Poll,
+    task::{Context, Poll},
     thread,
     time::Duration,
 };
 
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::oneshot};
 
 /// What a step of a test may take on a slow and busy machine before it counts as hanging.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -77,10 +77,31 @@ pub(crate) fn patient_watchdog<F: Future>(
 ) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
+        let mut watch = Watch::start(limit, patience, place);
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            // First: a future that was woken by nobody else, but is ready when it is looked at, has hung.
+            watch.check(context);
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+/// One clock. What it does is compiled once, and not for each type of future.
+struct Watch {
+    /// Dropped when the future has ended, or was dropped itself.
+    _done: mpsc::Sender<()>,
+    barked: oneshot::Receiver<()>,
+    limit: Duration,
+    place: &'static Location<'static>,
+}
+
+impl Watch {
+    fn start(limit: Duration, patience: Duration, place: &'static Location<'static>) -> Self {
         let (done, is_done) = mpsc::channel::<()>();
-        let (bark, mut barked) = tokio::sync::oneshot::channel::<()>();
+        let (bark, barked) = oneshot::channel::<()>();
         let clock = move || {
-            // An error other than the timeout means that `done` was dropped: the future ended, or was dropped itself.
             if is_done.recv_timeout(limit) != Err(mpsc::RecvTimeoutError::Timeout) {
                 return;
             }
@@ -97,20 +118,23 @@ pub(crate) fn patient_watchdog<F: Future>(
             .name("watchdog".to_owned())
             .spawn(clock)
             .expect("a thread");
-        let mut future = pin!(future);
-        let output = poll_fn(|context| {
-            // First: a future that was woken by nobody else, but is ready when it is looked at, has hung.
-            if let Poll::Ready(Ok(())) = Pin::new(&mut barked).poll(context) {
-                panic!(
-                    "watchdog: still pending after {limit:?} at {place}\n{}",
-                    picture()
-                );
-            }
-            future.as_mut().poll(context)
-        })
-        .await;
-        drop(done);
-        output
+        Self {
+            _done: done,
+            barked,
+            limit,
+            place,
+        }
+    }
+
+    fn check(&mut self, context: &mut Context<'_>) {
+        if let Poll::Ready(Ok(())) = Pin::new(&mut self.barked).poll(context) {
+            panic!(
+                "watchdog: still pending after {:?} at {}\n{}",
+                self.limit,
+                self.place,
+                picture()
+            );
+        }
     }
 }
 
