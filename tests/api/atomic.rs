@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wharf::{Access, BufferMut, Endpoint, ErrorKind, Operation, Region, RemoteRegion, Worker};
 
-use crate::fixture::{Pair, Side, Way, a_while, connect, run, run_on_threads};
+use crate::fixture::{Pair, Side, Way, a_while, all_are, connect, run, run_on_threads};
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
 
@@ -342,7 +342,7 @@ scenarios! { everywhere:
                 assert_eq!(region.load::<u64>(0).expect("a word"), round);
                 let mut bytes = vec![0; 500_000];
                 region.read_at(8, &mut bytes).expect("within");
-                assert!(bytes.iter().all(|byte| *byte == round as u8), "put before the fence");
+                assert!(all_are(&bytes, round as u8), "put before the fence");
                 put.await.expect("put");
                 assert_eq!(get.await.expect("got"), [0; 8]);
                 let received = pair.there.receive(1, 1 << 20).await;

@@ -201,13 +201,8 @@ impl Side {
         assert_eq!(received.tag, Tag(tag));
         assert_eq!(received.from, self.endpoint.id());
         let mut buffer = received.buffer;
-        // Each byte is as the one before it: two comparisons of memory, not a loop, which takes longer than all else where it is not optimised.
-        let behind = &buffer[received.len..];
         assert!(
-            behind.first().is_none_or(|byte| *byte == 0xee)
-                && behind
-                    .get(1..)
-                    .is_none_or(|rest| *rest == behind[..rest.len()]),
+            all_are(&buffer[received.len..], 0xee),
             "bytes behind the message were touched"
         );
         buffer.truncate(received.len);
@@ -296,6 +291,14 @@ pub(crate) fn pattern(length: usize, seed: usize) -> &'static [u8] {
     });
     let start = (seed * 101) % (bytes.len() - length);
     &bytes[start..start + length]
+}
+
+/// Whether each byte is this one. A loop takes longer than all else where it is not optimised; comparing memory does not.
+pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
+    bytes.first().is_none_or(|first| *first == byte)
+        && bytes
+            .get(1..)
+            .is_none_or(|rest| *rest == bytes[..rest.len()])
 }
 
 /// Demands equal bytes without printing megabytes.

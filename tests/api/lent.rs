@@ -138,10 +138,9 @@ async fn read_by(reader: &mut ByteReader, how: usize) -> Vec<u8> {
                     }
                     continue;
                 }
-                let before = bytes.len();
-                bytes.resize(before + room[turn % room.len()], 0);
-                let count = reader.read(&mut bytes[before..]).await.expect("read");
-                bytes.truncate(before + count);
+                let mut room = vec![0; room[turn % room.len()]];
+                let count = reader.read(&mut room).await.expect("read");
+                bytes.extend_from_slice(&room[..count]);
                 if count == 0 {
                     return bytes;
                 }

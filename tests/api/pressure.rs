@@ -13,7 +13,7 @@ use futures::future::join_all;
 use wharf::{Access, Buffer, ErrorKind, Mask, Priority, Region, Worker};
 
 use crate::{
-    fixture::{Pair, Way, a_while, pattern, run, run_on_threads, same},
+    fixture::{Pair, Way, a_while, all_are, pattern, run, run_on_threads, same},
     support::{LIMIT, until, watchdog},
 };
 
@@ -217,7 +217,7 @@ scenarios! { between workers:
             }
             let mut found = vec![0; length];
             region.read_at(0, &mut found).expect("within");
-            assert!(found.iter().all(|byte| *byte == 1), "a put is lost");
+            assert!(all_are(&found, 1), "a put is lost");
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use wharf::{BufferList, BufferMut, OpProgress, Transferred};
 
 use crate::{
-    fixture::{Pair, Way, run, run_on_threads},
+    fixture::{Pair, Way, all_are, run, run_on_threads},
     rma::{BOTH, exposed},
 };
 
@@ -64,7 +64,7 @@ scenarios! { between workers:
             assert!(is_partial(way, &told[0]), "{told:?}");
             let get = pair.here.endpoint.get(remote.clone(), vec![0; LENGTH]).post().expect("posted");
             let told = watch(&pair, &[get.progress()]).await;
-            assert!(get.await.expect("read").iter().all(|byte| *byte == 7));
+            assert!(all_are(&get.await.expect("read"), 7));
             assert!(is_partial(way, &told[0]), "{told:?}");
         }
     }
@@ -92,7 +92,7 @@ scenarios! { between workers:
             let send = pair.here.endpoint.tag_send(1, buffer).post().expect("posted");
             let told = watch(&pair, &[receive.progress(), send.progress()]).await;
             send.await.expect("sent");
-            assert!(receive.await.expect("received").buffer.iter().all(|byte| *byte == 7));
+            assert!(all_are(&receive.await.expect("received").buffer, 7));
             assert!(is_partial(way, &told[0]) && is_partial(way, &told[1]), "{told:?}");
         }
         // From one peer as from any.

@@ -2,29 +2,39 @@
 
 /// Makes scenarios into tests.
 ///
-/// `everywhere` runs them on all ways, `between workers` on those with two workers.
+/// `everywhere` runs them on all ways, `between workers` on those with two workers. `on each carrier` leaves out what has no part in where bytes go: how a
+/// peer's death is seen, and who runs the tasks; `on each carrier and threads` only the first.
 macro_rules! scenarios {
-    (everywhere: $($(#[$attribute:meta])* async fn $name:ident($way:ident: Way) $body:block)*) => {$(
+    (everywhere: $($scenarios:tt)*) => {
+        scenarios!(@each [own carriers deaths threads] $($scenarios)*);
+    };
+    (between workers: $($scenarios:tt)*) => {
+        scenarios!(@each [carriers deaths threads] $($scenarios)*);
+    };
+    (on each carrier and threads: $($scenarios:tt)*) => {
+        scenarios!(@each [own carriers threads] $($scenarios)*);
+    };
+    (on each carrier: $($scenarios:tt)*) => {
+        scenarios!(@each [own carriers] $($scenarios)*);
+    };
+    (@each $kinds:tt $($(#[$attribute:meta])* async fn $name:ident($way:ident: Way) $body:block)*) => {$(
         $(#[$attribute])*
         mod $name {
             use super::*;
             async fn scenario($way: Way) $body
-            #[test]
-            fn own() {
-                run(scenario(Way::Own));
-            }
-            scenarios!(@workers scenario);
+            scenarios!(@kinds $kinds scenario);
         }
     )*};
-    (between workers: $($(#[$attribute:meta])* async fn $name:ident($way:ident: Way) $body:block)*) => {$(
-        $(#[$attribute])*
-        mod $name {
-            use super::*;
-            async fn scenario($way: Way) $body
-            scenarios!(@workers scenario);
+    (@kinds [$($kind:ident)*] $scenario:ident) => {
+        $(scenarios!(@$kind $scenario);)*
+    };
+    (@own $scenario:ident) => {
+        #[test]
+        fn own() {
+            run($scenario(Way::Own));
         }
-    )*};
-    (@workers $scenario:ident) => {
+    };
+    (@carriers $scenario:ident) => {
         #[test]
         fn shm() {
             run($scenario(Way::Shm));
@@ -32,10 +42,6 @@ macro_rules! scenarios {
         #[test]
         fn shm_without_cma() {
             run($scenario(Way::ShmWithoutCma));
-        }
-        #[test]
-        fn shm_without_pidfd() {
-            run($scenario(Way::ShmWithoutPidfd));
         }
         #[test]
         fn tcp() {
@@ -51,6 +57,14 @@ macro_rules! scenarios {
         fn rc_verbs() {
             run($scenario(Way::RcVerbs));
         }
+    };
+    (@deaths $scenario:ident) => {
+        #[test]
+        fn shm_without_pidfd() {
+            run($scenario(Way::ShmWithoutPidfd));
+        }
+    };
+    (@threads $scenario:ident) => {
         #[test]
         fn shm_on_threads() {
             run_on_threads($scenario(Way::Shm));

@@ -150,7 +150,7 @@ const STRIDED: [(usize, usize, usize, usize); 12] = [
 ];
 
 scenarios! {
-    everywhere:
+    on each carrier and threads:
 
     async fn strided(way: Way) {
         let ends = Ends::new(way).await;
@@ -444,7 +444,7 @@ mod faults {
     use super::*;
 
     scenarios! {
-        everywhere:
+        on each carrier and threads:
 
         async fn an_error_at_the_nth_copy(way: Way) {
             let ends = Ends::new(way).await;

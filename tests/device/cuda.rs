@@ -25,8 +25,6 @@ fn passes(tests: &[&str], variables: &[&str]) {
         "--skip",
         "on_threads",
         "--skip",
-        "without_pidfd",
-        "--skip",
         "tls",
         "--test-threads=4",
     ]);

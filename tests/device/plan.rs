@@ -316,11 +316,15 @@ const HOST: [(Kind, Kind); 4] = [
 ];
 
 scenarios! {
-    everywhere:
+    on each carrier and threads:
 
     async fn host_memory(way: Way) {
         each(way, &way.context(), &HOST, &LENGTHS).await;
     }
+}
+
+scenarios! {
+    on each carrier:
 
     async fn device_memory(way: Way) {
         let accelerator = FakeAccelerator::new();
@@ -364,15 +368,14 @@ scenarios! {
     }
 }
 
-/// The same under each choice of how long messages go, in processes of their own. What has no part in that choice, who runs the tasks and how a death is seen, is as
-/// it was above.
+/// The same under each choice of how long messages go, in processes of their own. Who runs the tasks has no part in that choice.
 #[test]
 fn each_rendezvous_scheme() {
     for scheme in ["get_zcopy", "put_zcopy", "am"] {
         let this = std::env::current_exe().expect("this program");
         let mut child = std::process::Command::new(this);
         child.args(["plan::host_memory::", "--skip", "on_threads"]);
-        child.args(["--skip", "without_pidfd", "--test-threads=4"]);
+        child.arg("--test-threads=4");
         child.env("WHARF_RNDV_SCHEME", scheme);
         // Each test ends itself when something does not come.
         let output = child.output().expect("started");

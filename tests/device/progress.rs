@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::runtime::{Handle, RuntimeFlavor};
 use wharf::{Access, MemoryType, OpProgress, Transferred};
 
 use crate::{
     common::{DEVICE, Ends, OTHER, filled},
-    fixture::{Side, Way, run, run_on_threads},
+    fixture::{Side, Way, run},
 };
 
 /// Told once by who moves it alone.
@@ -47,7 +46,7 @@ async fn memory(side: &Side, memory_type: MemoryType) -> wharf::BufferMut {
 }
 
 scenarios! {
-    everywhere:
+    on each carrier:
 
     async fn is_told_at_both_ends(way: Way) {
         let ends = Ends::new(way).await;
@@ -64,26 +63,20 @@ scenarios! {
             let told = watch(&ends, &[receive.progress(), send.progress()]).await;
             send.await.expect("sent");
             let room = receive.await.expect("received").buffer;
-            assert!(is_watched(&told), "message {what}: {told:?}");
+            assert_eq!(told, [true; 2], "message {what}");
             let region = ends.there.context.expose(room, Access::READ | Access::WRITE).await.expect("exposed");
             let descriptor = region.descriptor().expect("a descriptor");
             let remote = ends.here.endpoint.import(&descriptor).expect("the peer's");
             let put = ends.here.endpoint.put(content, remote.clone()).post().expect("posted");
             let told = watch(&ends, &[put.progress()]).await;
             put.await.expect("written");
-            assert!(is_watched(&told), "put {what}");
+            assert_eq!(told, [true], "put {what}");
             let room = memory(&ends.here, from).await;
             let get = ends.here.endpoint.get(remote, room).post().expect("posted");
             let told = watch(&ends, &[get.progress()]).await;
             get.await.expect("read");
-            assert!(is_watched(&told), "get {what}");
+            assert_eq!(told, [true], "get {what}");
         }
         ends.end().await;
     }
-}
-
-/// Threads of a runtime's move all of it between two looks, if they like.
-fn is_watched(told: &[bool]) -> bool {
-    let on_threads = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-    on_threads || told.iter().all(|told| *told)
 }

@@ -23,7 +23,7 @@ fn context(machine: &Machine, way: Way) -> Context {
 }
 
 scenarios! {
-    everywhere:
+    on each carrier and threads:
 
     async fn tagged(way: Way) {
         let machine = Machine::new(&[]);
