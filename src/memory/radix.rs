@@ -124,13 +124,19 @@ impl Radix {
         Ok(())
     }
 
-    /// Empties the pages of `range` whose entry is still `entry`.
+    /// Empties the pages of `range` whose entry is still `entry`. Parts of 16 GiB in which nothing is set cost two loads each.
     pub(crate) fn clear(&self, range: AddressRange, entry: u64) {
         let _writer = self.writer.lock();
-        for block in blocks(pages(range)) {
-            let Some(word) = self.middle_word(block.start()) else {
+        let range = pages(range);
+        let mut address = range.start();
+        while address < range.end() {
+            let Some(word) = self.middle_word(address) else {
+                address = (address & !(SPAN - 1)) + SPAN;
                 continue;
             };
+            let end = ((address & !(BLOCK - 1)) + BLOCK).min(range.end());
+            let block = between(address, end);
+            address = end;
             match decode(word.load(Ordering::Acquire)) {
                 Word::Whole(found) if found == entry => match block.len() == BLOCK {
                     true => word.store(ptr::null_mut(), Ordering::Release),
