@@ -25,7 +25,7 @@
 //! A scenario panics where something does not hold, and where anything takes a minute. It has both ends in one thread and drives them as a worker does;
 //! transports that start threads, or leave sockets or devices, do so in it as well. `examples/own_transport` is a transport that passes.
 
-mod bed;
+pub(super) mod bed;
 pub mod scenario;
 
 use std::{fmt, sync::Arc};

@@ -884,9 +884,7 @@ mod tests {
     }
 
     fn bytes(number: u64, length: usize) -> Vec<u8> {
-        (0..length)
-            .map(|at| (number as usize * 7 + at) as u8)
-            .collect()
+        crate::transport::conformance::bed::bytes(number as usize, length)
     }
 
     /// The lengths of messages in turn: in the cell, in the area, and so that the area wraps.

@@ -247,9 +247,7 @@ fn two() -> (Side, Box<dyn Link>, Side, Box<dyn Link>) {
 }
 
 fn body(number: u64, length: usize) -> Vec<u8> {
-    (0..length)
-        .map(|index| (number as usize * 31 + index) as u8)
-        .collect()
+    crate::transport::conformance::bed::bytes(number as usize, length)
 }
 
 #[test]
