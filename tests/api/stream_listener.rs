@@ -232,6 +232,10 @@ scenarios! { between workers:
     async fn dropped(way: Way) {
         let (_worker, listener) = listens(way).await;
         let (_idle, idle) = connected(way, &listener).await;
+        // Until a stream of it has come its handshake may be under way here still, and would be broken off.
+        let opened = say(&idle, 3).await;
+        assert_eq!(accepted(&listener).await, 3);
+        drop(opened);
         let (_user, user) = connected(way, &listener).await;
         let mut here = say(&user, 1).await;
         let (mut there, _) = listener.accept().await.expect("a stream");
