@@ -127,16 +127,7 @@ impl Radix {
     /// Empties the pages of `range` whose entry is still `entry`. Parts of 16 GiB in which nothing is set cost two loads each.
     pub(crate) fn clear(&self, range: AddressRange, entry: u64) {
         let _writer = self.writer.lock();
-        let range = pages(range);
-        let mut address = range.start();
-        while address < range.end() {
-            let Some(word) = self.middle_word(address) else {
-                address = (address & !(SPAN - 1)) + SPAN;
-                continue;
-            };
-            let end = ((address & !(BLOCK - 1)) + BLOCK).min(range.end());
-            let block = between(address, end);
-            address = end;
+        for (block, word) in self.made(range) {
             match decode(word.load(Ordering::Acquire)) {
                 Word::Whole(found) if found == entry => match block.len() == BLOCK {
                     true => word.store(ptr::null_mut(), Ordering::Release),
@@ -149,14 +140,10 @@ impl Radix {
     }
 
     /// Shows every entry of the pages that `range` touches, at least once for each run of equal ones. Takes no lock and allocates nothing; may be
-    /// called in a signal handler. Parts of 16 GiB and of 2 MiB in which nothing is set cost one load each.
+    /// called in a signal handler. Parts of 16 GiB in which nothing is set cost two loads each, parts of 2 MiB three.
     ///
     /// What is written meanwhile is seen or not, page by page; what was there before and stays is seen.
     pub(crate) fn walk(&self, range: AddressRange, mut visit: impl FnMut(u64)) {
-        let range = pages(range);
-        let Some(top) = node(self.top.load(Ordering::Acquire)) else {
-            return;
-        };
         let mut last = 0;
         let mut show = |entry: u64| {
             if entry != 0 && entry != last {
@@ -164,29 +151,35 @@ impl Radix {
             }
             last = entry;
         };
-        let mut address = range.start();
-        while address < range.end() {
-            let Some(middle) = node(top[top_index(address)].load(Ordering::Acquire)) else {
-                address = (address & !(SPAN - 1)) + SPAN;
-                continue;
-            };
-            let span_end = ((address & !(SPAN - 1)) + SPAN).min(range.end());
-            while address < span_end {
-                let block_end = ((address & !(BLOCK - 1)) + BLOCK).min(span_end);
-                match decode(middle[middle_index(address)].load(Ordering::Acquire)) {
-                    Word::Empty => {}
-                    Word::Whole(entry) => show(entry),
-                    Word::Leaf(leaf) => {
-                        let first = leaf_index(address);
-                        let count = ((block_end - address) >> PAGE_BITS) as usize;
-                        for cell in &leaf[first..first + count] {
-                            show(cell.load(Ordering::Acquire));
-                        }
+        for (block, word) in self.made(range) {
+            match decode(word.load(Ordering::Acquire)) {
+                Word::Empty => {}
+                Word::Whole(entry) => show(entry),
+                Word::Leaf(leaf) => {
+                    for cell in cells(leaf, block) {
+                        show(cell.load(Ordering::Acquire));
                     }
                 }
-                address = block_end;
             }
         }
+    }
+
+    /// The pages that `range` touches, cut where 2 MiB end, as far as there are middle words over them. Allocates nothing.
+    fn made(&self, range: AddressRange) -> impl Iterator<Item = (AddressRange, &AtomicPtr<Leaf>)> {
+        let range = pages(range);
+        let mut address = range.start();
+        std::iter::from_fn(move || {
+            while address < range.end() {
+                let Some(word) = self.middle_word(address) else {
+                    address = (address & !(SPAN - 1)) + SPAN;
+                    continue;
+                };
+                let block = block_from(address, range.end());
+                address = block.end();
+                return Some((block, word));
+            }
+            None
+        })
     }
 
     /// The middle word over `address`, when its node exists.
@@ -322,12 +315,16 @@ fn blocks(range: AddressRange) -> impl Iterator<Item = AddressRange> {
     let mut start = range.start();
     std::iter::from_fn(move || {
         (start < range.end()).then(|| {
-            let end = ((start & !(BLOCK - 1)) + BLOCK).min(range.end());
-            let block = between(start, end);
-            start = end;
+            let block = block_from(start, range.end());
+            start = block.end();
             block
         })
     })
+}
+
+/// From here to where 2 MiB end, or to `end`.
+fn block_from(start: u64, end: u64) -> AddressRange {
+    between(start, ((start & !(BLOCK - 1)) + BLOCK).min(end))
 }
 
 fn between(start: u64, end: u64) -> AddressRange {
