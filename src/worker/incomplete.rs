@@ -12,6 +12,7 @@ use crate::{
     },
     transport::{Place, Sink},
     types::{LinkId, Mask, OpKey, Priority, Tag},
+    util::testing::run,
     worker::{
         core::Core,
         frames::{Bed, LINK},
@@ -302,12 +303,8 @@ fn a_get_of_blocks() {
 #[test]
 fn a_receive_out_of_common_memory() {
     const LENGTH: usize = 8 * CHUNK;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
     for (cma, shares) in [(true, false), (true, true), (false, true)] {
-        runtime.block_on(async {
+        run(async {
             let pair = Pair::of(Context::builder().cma(cma)).await;
             let (here, link) = (&pair.here, pair.link);
             let source = vec![1_u8; LENGTH];
@@ -338,12 +335,8 @@ fn a_receive_out_of_common_memory() {
 #[test]
 fn a_receive_that_the_peer_is_inside() {
     const LENGTH: usize = 8 * CHUNK;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
     for leaves in [true, false] {
-        runtime.block_on(async {
+        run(async {
             let Pair {
                 here,
                 there,

@@ -48,6 +48,7 @@ use crate::{
         shared_memory::SharedMemory,
     },
     types::{Identity, LinkId},
+    util::testing::run,
 };
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -203,13 +204,6 @@ fn no_pidfd() -> ShmOptions {
     ShmOptions { use_pidfd: false }
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("runtime")
-}
-
 /// Connects two sides; `client` gets link `client_id`, `server` link `server_id`.
 fn connect(
     client: &mut Side,
@@ -217,7 +211,7 @@ fn connect(
     server: &mut Side,
     server_id: u32,
 ) -> (Box<dyn Link>, Box<dyn Link>) {
-    let (one, two) = runtime().block_on(async {
+    let (one, two) = run(async {
         let (one, two) = UnixStream::pair().expect("pair");
         let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
         let info = peer();
@@ -977,7 +971,7 @@ fn a_full_socket_says_when_it_has_room() {
 fn bytes_without_a_descriptor_fail_the_link() {
     for record in [&[1; 16][..], &[1; 5][..]] {
         let (client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
-        let (one, two) = runtime().block_on(async {
+        let (one, two) = run(async {
             let (one, two) = UnixStream::pair().expect("pair");
             let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
             let info = peer();
@@ -1003,7 +997,7 @@ fn bytes_without_a_descriptor_fail_the_link() {
 #[test]
 fn a_channel_without_descriptors_is_refused() {
     let side = Side::new(no_pidfd());
-    runtime().block_on(async {
+    run(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
             .expect("bind");
@@ -1055,7 +1049,7 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     ];
     for (offer, fds, why) in offers {
         let side = Side::new(no_pidfd());
-        runtime().block_on(async {
+        run(async {
             let (one, two) = UnixStream::pair().expect("pair");
             let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
             two.send(offer, &fds).await.expect("send");
@@ -1078,7 +1072,7 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
 #[test]
 fn a_bell_that_blocks_does_not_hold_the_sender() {
     let mut victim = Side::new(no_pidfd());
-    let (connected, segment, bell) = runtime().block_on(async {
+    let (connected, segment, bell) = run(async {
         let (one, two) = UnixStream::pair().expect("pair");
         let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
         let info = peer();
@@ -1142,7 +1136,7 @@ fn child_process() {
         return;
     };
     let mut side = Side::new(no_pidfd());
-    let connected = runtime().block_on(async {
+    let connected = run(async {
         let mut channel = Channel::unix(UnixStream::connect(path).await.expect("connect"));
         side.connector
             .connect(&mut channel, Role::Client, &peer())
@@ -1162,7 +1156,7 @@ fn a_killed_process_is_told_after_its_messages() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("socket");
         let mut server = Side::new(ShmOptions { use_pidfd });
-        let (mut child, connected) = runtime().block_on(async {
+        let (mut child, connected) = run(async {
             let listener = UnixListener::bind(&path).expect("bind");
             let child = Command::new(env::current_exe().expect("own path"))
                 .args([

@@ -19,6 +19,7 @@ use crate::{
         channel::Channel,
     },
     types::{Identity, LinkId},
+    util::testing::run,
 };
 
 #[derive(Default)]
@@ -233,11 +234,7 @@ fn set_up(role: Role, hello: &[u8]) -> Result<Connected> {
         certificates: None,
         origin: crate::transport::channel::Origin::Unknown,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    run(async {
         let channel = |stream: TcpStream| {
             stream.set_nonblocking(true).unwrap();
             Channel::tcp(tokio::net::TcpStream::from_std(stream).unwrap())

@@ -32,6 +32,7 @@ use crate::{
         Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink, channel::Channel,
     },
     types::{Identity, LinkId},
+    util::testing::run,
 };
 
 #[derive(Default)]
@@ -104,17 +105,10 @@ fn peer() -> PeerInfo {
     }
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-}
-
 /// Connects the two.
 fn met(connectors: &[RcConnector; 2]) -> [Connected; 2] {
     let peer = peer();
-    let (near, far) = runtime().block_on(async {
+    let (near, far) = run(async {
         let (near, far) = tokio::net::UnixStream::pair().unwrap();
         let (mut near, mut far) = (Channel::unix(near), Channel::unix(far));
         tokio::try_join!(
@@ -385,7 +379,7 @@ fn receives_of_set_ups_that_are_given_up_are_posted_again() {
         assert!(start.elapsed() < Duration::from_secs(60), "{sent} sent");
         round += 1;
         let last_word = round % 2 == 0;
-        let end = runtime().block_on(async {
+        let end = run(async {
             let [(near, mut one), (mut other, far_side)] =
                 [(); 2].map(|()| tokio::net::UnixStream::pair().unwrap());
             let (mut near, mut far_side) = (Channel::unix(near), Channel::unix(far_side));
