@@ -44,20 +44,24 @@ use super::{
 
 /// Where things lie in the segment: those of what the peer says, which made it, and of what it hears.
 const SAYS: Way = Way {
-    cells: 0x1_1200,
+    cells: [0x1_1200, 0x4a_6000],
     consumer: 0x1_1080,
-    areas: [0x6_5000, 0x2a_5000],
+    areas: [0x6_5000, 0x2a_5000, 0x4a_9000],
 };
 const HEARS: Way = Way {
-    cells: 0x200,
+    cells: [0x200, 0x4a_5000],
     consumer: 0x80,
-    areas: [0x2_5000, 0xa_5000],
+    areas: [0x2_5000, 0xa_5000, 0x4a_7000],
 };
 /// The generations of the regions of who made it.
 const GENERATIONS: usize = 0x2_4000;
 const CELLS: u64 = 1024;
-const AREAS: [u64; 2] = [256 << 10, 2 << 20];
-const INLINE: usize = 48;
+/// Near cells, and the messages after which this peer goes from the others to them if it can.
+const NEAR_CELLS: u64 = 32;
+const TURN: u64 = 20;
+const AREAS: [u64; 3] = [256 << 10, 2 << 20, 8 << 10];
+/// Longest body in a cell, and in a near one.
+const INLINE: [usize; 2] = [48, 112];
 const LONGEST: usize = 66 << 10;
 
 /// Bytes of memory of the peer's that the worker may reach: from the addresses that it is told, more than any of its operations moves.
@@ -71,19 +75,39 @@ const REACHED: u16 = 15;
 
 /// One direction.
 struct Way {
-    cells: usize,
+    /// Far ones and near ones.
+    cells: [usize; 2],
     consumer: usize,
-    areas: [usize; 2],
+    areas: [usize; 3],
 }
 
-/// A place in it: messages, and the position in the areas.
+impl Way {
+    fn cell(&self, place: &Place) -> usize {
+        match place.is_near {
+            false => self.cells[0] + 64 * (place.count % CELLS) as usize,
+            true => self.cells[1] + 128 * (place.count % NEAR_CELLS) as usize,
+        }
+    }
+}
+
+/// A place in it: messages, the position in the areas, which cells these messages take, and how many there were when the other ones were left.
 #[derive(Default)]
 struct Place {
     count: u64,
     position: u64,
+    is_near: bool,
+    left: u64,
 }
 
 impl Place {
+    /// A message has gone by, after which the cells are the other ones or not.
+    fn passes(&mut self, turns: bool) {
+        self.count += 1;
+        if turns {
+            (self.is_near, self.left) = (!self.is_near, self.count);
+        }
+    }
+
     /// Where the next body of so many bytes lies in its area.
     fn next(&self, room: u64, length: usize) -> (usize, u64) {
         let (offset, size) = (self.position % room, (length as u64).next_multiple_of(64));
@@ -117,52 +141,67 @@ impl Rings {
         if body.len() > LONGEST || place.count.wrapping_sub(head) >= CELLS {
             return false;
         }
-        let cell = SAYS.cells + 64 * (place.count % CELLS) as usize;
+        let cell = SAYS.cell(place);
         let mut kind = 1;
-        if body.len() > INLINE {
-            let (offset, end) = place.next(AREAS[0], body.len());
+        if body.len() > INLINE[usize::from(place.is_near)] {
             let free = self.segment.word(SAYS.consumer + 8);
-            if end.wrapping_sub(free) > AREAS[0] {
+            let fits = |area: &usize| {
+                let (_, end) = place.next(AREAS[*area], body.len());
+                end.wrapping_sub(free) <= AREAS[*area]
+            };
+            let near = (place.is_near && body.len() <= 2048).then_some(2);
+            let Some(area) = near.filter(&fits).or_else(|| Some(0).filter(&fits)) else {
                 return false;
-            }
-            self.segment.write(SAYS.areas[0] + offset, body);
-            (place.position, kind) = (end, 2);
+            };
+            let (offset, end) = place.next(AREAS[area], body.len());
+            self.segment.write(SAYS.areas[area] + offset, body);
+            (place.position, kind) = (end, 2 + area as u64);
         } else {
             self.segment.write(cell + 16, body);
         }
         self.segment.write(cell + 8, &message.header.to_le_bytes());
+        let under_way = place.count.wrapping_sub(head);
+        let turns = match place.is_near {
+            true => under_way >= NEAR_CELLS - 1,
+            false => place.count - place.left >= TURN && head >= place.left,
+        };
         let word = u64::from(place.count as u32 + 1)
             | (body.len() as u64 & 0xffff) << 32
             | u64::from(message.id) << 48
             | kind << 56
+            | u64::from(turns) << 59
             | (body.len() as u64 >> 16) << 60;
         self.segment.write(cell, &word.to_le_bytes());
-        place.count += 1;
+        place.passes(turns);
         true
     }
 
     /// The next message of the worker's.
     fn hear(&mut self) -> Option<Message> {
         let place = &mut self.hears;
-        let cell = HEARS.cells + 64 * (place.count % CELLS) as usize;
+        let cell = HEARS.cell(place);
         let word = self.segment.word(cell);
         if word as u32 != place.count as u32 + 1 {
             return None;
         }
         let length = (word >> 32) as u16 as usize | (word >> 60 << 16) as usize;
         let mut body = vec![0; length];
-        if body.len() > INLINE {
+        if body.len() > INLINE[usize::from(place.is_near)] {
             // Where this side has scribbled over it, anything.
             body.truncate(LONGEST);
-            let wide = usize::from(word >> 56 & 0xf == 3);
-            let (offset, end) = place.next(AREAS[wide], body.len());
-            self.segment.read(HEARS.areas[wide] + offset, &mut body);
+            let area = match word >> 56 & 0x7 {
+                3 => 1,
+                4 => 2,
+                _ => 0,
+            };
+            let (offset, end) = place.next(AREAS[area], body.len());
+            self.segment.read(HEARS.areas[area] + offset, &mut body);
             place.position = end;
         } else {
             self.segment.read(cell + 16, &mut body);
         }
         let header = self.segment.word(cell + 8);
-        place.count += 1;
+        place.passes(word >> 59 & 1 == 1);
         let given_back = [place.count.to_le_bytes(), place.position.to_le_bytes()];
         self.segment.write(HEARS.consumer, &given_back.concat());
         Some(Message {
@@ -273,7 +312,7 @@ impl Hostile {
         let timer = timer.expect("a timer");
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
-        offer.extend_from_slice(&9_u32.to_le_bytes());
+        offer.extend_from_slice(&10_u32.to_le_bytes());
         offer.extend_from_slice(&(SEGMENT as u32).to_le_bytes());
         offer.push(0);
         let framed = [&(offer.len() as u32).to_le_bytes()[..], &offer].concat();

@@ -30,13 +30,15 @@ use super::{
 };
 
 /// Bytes of the segment, those of them in front of the wide areas, and where what lies in it.
-pub(super) const SEGMENT: usize = 0x4a5000;
+pub(super) const SEGMENT: usize = 0x4ab000;
 const FRONT: usize = 0xa5000;
 const LINES: [usize; 4] = [0x80, 0x11080, 0x100, 0x11100];
 const ACTIVE: [usize; 2] = [0x21f00, 0x21f80];
 const TRANSFERS: usize = 0x22000;
 const GENERATIONS: usize = 0x23000;
 const CELLS: [usize; 2] = [0x200, 0x11200];
+/// Cells that are used in turn with these: every other line, with the line behind it.
+const NEAR: [usize; 2] = [0x4a5000, 0x4a6000];
 
 /// What may take so long hangs.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -147,7 +149,7 @@ impl Segment {
             }
             7 => {
                 // The next cell's word, and the content of any.
-                let cell = dice.pick(&CELLS) + 64 * dice.below(64);
+                let cell = dice.pick(&[CELLS, NEAR].concat()) + 64 * dice.below(64);
                 self.write(cell + 8 * dice.below(8), &word);
             }
             _ => self.forge(dice),
@@ -156,15 +158,27 @@ impl Segment {
 
     /// A message in the next cell of a ring, as if the peer had sent it.
     fn forge(&self, dice: &mut Dice<'_>) {
-        let ring = dice.pick(&CELLS);
-        let is_free = |index: &usize| self.word(ring + 64 * index) as u32 != *index as u32 + 1;
+        let direction = dice.below(2);
+        let far = |index: usize| CELLS[direction] + 64 * index;
+        let near = |index: usize| NEAR[direction] + 128 * (index % 32);
+        let is_free = |index: &usize| {
+            let taken = |cell| self.word(cell) as u32 == *index as u32 + 1;
+            !taken(far(*index)) && !taken(near(*index))
+        };
         let Some(index) = (0..1024).find(is_free) else {
             return;
         };
+        let cell = match dice.below(3) {
+            0 => near(index),
+            _ => far(index),
+        };
+        // The next one lies in the other cells.
+        let turns = u64::from(dice.below(8) == 0) << 3;
         let (kind, length) = match dice.below(12) {
             0 => (dice.byte().into(), dice.below(0x10000) as u64),
-            1 => (dice.pick(&[2, 3]), dice.below(9000) as u64),
-            _ => (1, dice.below(49) as u64),
+            1 => (dice.pick(&[2, 3, 4]) | turns, dice.below(9000) as u64),
+            2 => (1 | turns, dice.below(120) as u64),
+            _ => (1 | turns, dice.below(49) as u64),
         };
         let id = match dice.below(4) {
             0 => dice.byte().into(),
@@ -177,9 +191,9 @@ impl Segment {
                 _ => [0; 8],
             })
             .collect();
-        self.write(ring + 64 * index + 8, &content);
+        self.write(cell + 8, &content);
         let word = (index as u64 + 1) | length << 32 | id << 48 | kind << 56;
-        self.write(ring + 64 * index, &word.to_le_bytes());
+        self.write(cell, &word.to_le_bytes());
     }
 }
 

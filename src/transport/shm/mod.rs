@@ -4,7 +4,7 @@
 //! [`ContextBuilder::transports`](crate::ContextBuilder::transports). A short message costs one cache line and no system call, a peer that sleeps is woken
 //! by a doorbell, and long messages are copied once, by the kernel or in memory that both have mapped.
 //!
-//! Limits: 48 bytes short, 66 KiB buffered, 4.6 MiB of addresses for each connection, of which a quiet one touches two pages. Nothing has a name in the file system, so a crash leaves
+//! Limits: 48 bytes short, 66 KiB buffered, 4.7 MiB of addresses for each connection, of which a quiet one touches two pages. Nothing has a name in the file system, so a crash leaves
 //! nothing behind. Each end trusts the other with nothing but the content of messages: a peer that scribbles over the segment
 //! harms its own link only.
 
@@ -16,7 +16,9 @@
 // |---|---|
 // | `options` | its name, and what can be chosen |
 // | `layout` | the drawing of the segment |
+// | `cells` | where a ring lies in a process, and which of its cells are in use |
 // | `ring` | one direction: producer, consumer |
+// | `turns` | when a sender changes its cells, by how it is answered |
 // | `copy_choice` | how a producer writes bodies of a few KiB, by what that takes |
 // | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
 // | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
@@ -26,6 +28,7 @@
 // Tests: `tests.rs` here (two interfaces over a socket pair), and models in `models.rs`
 // (`RUSTFLAGS="--cfg wharf_loom" cargo test --lib --release models`).
 
+mod cells;
 mod connector;
 mod copy_choice;
 mod doorbell;
@@ -35,6 +38,7 @@ mod link;
 mod options;
 mod ring;
 mod segment;
+mod turns;
 
 #[cfg(all(test, wharf_loom))]
 mod models;

@@ -7,15 +7,17 @@
 use std::ptr::NonNull;
 
 use super::{
+    cells::RingMemory,
     doorbell::{Flag, LEFT_OUT, before_the_look},
-    layout::{CELLS, Cell, ConsumerLine, Content, MAX_INLINE, ProducerLine},
-    ring::{Consumer, Producer, PushError, RingMemory, Waiting},
+    layout::{CELLS, Cell, ConsumerLine, Content, MAX_INLINE, NEAR_CELLS, ProducerLine},
+    ring::{Consumer, Producer, PushError, Waiting},
 };
 use crate::util::loom::{Arc, AtomicU64, Ordering, UnsafeCell, fence, thread};
 
 /// A ring in ordinary memory. Only inline bodies are modelled: the area follows the same publication.
 struct Ring {
-    cells: Vec<Cell>,
+    far: Vec<Cell>,
+    near: Vec<Cell>,
     consumer: ConsumerLine,
     producer: ProducerLine,
 }
@@ -30,7 +32,8 @@ impl Ring {
             }),
         };
         Arc::new(Self {
-            cells: (0..CELLS).map(|_| cell()).collect(),
+            far: (0..CELLS).map(|_| cell()).collect(),
+            near: (0..2 * NEAR_CELLS).map(|_| cell()).collect(),
             consumer: ConsumerLine {
                 head: AtomicU64::new(0),
                 area_head: AtomicU64::new(0),
@@ -44,11 +47,15 @@ impl Ring {
 
     fn memory(&self) -> RingMemory {
         RingMemory {
-            cells: NonNull::from(&self.cells[0]),
+            far: NonNull::from(&self.far[0]),
+            near: NonNull::from(&self.near[0]),
             area: NonNull::dangling(),
             wide: NonNull::dangling(),
+            near_area: NonNull::dangling(),
             consumer: NonNull::from(&self.consumer),
             producer: NonNull::from(&self.producer),
+            // Nobody is answered: a model says itself when its sender turns.
+            answers: NonNull::from(&self.consumer),
         }
     }
 
@@ -95,6 +102,38 @@ fn messages_arrive_whole_and_in_order_over_the_wrap() {
         };
         let mut consumer = ring.consumer();
         for number in 0..CELLS + 1 {
+            while !take(&mut consumer, number) {
+                thread::yield_now();
+            }
+        }
+        sender.join().expect("sender");
+    });
+}
+
+/// To the near cells and back, by the sender's will or because they are full.
+#[test]
+fn messages_arrive_whole_and_in_order_over_both_sets_of_cells() {
+    let mut model = loom::model::Builder::new();
+    // Five make it eleven seconds.
+    model.preemption_bound = model.preemption_bound.map(|bound| bound.min(3));
+    model.check(|| {
+        let ring = Ring::new();
+        let sender = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                let mut producer = ring.producer();
+                for number in 0..3 {
+                    if number == 0 {
+                        producer.wish_to_turn();
+                    }
+                    while push(&mut producer, number).is_err() {
+                        thread::yield_now();
+                    }
+                }
+            })
+        };
+        let mut consumer = ring.consumer();
+        for number in 0..3 {
             while !take(&mut consumer, number) {
                 thread::yield_now();
             }

@@ -16,8 +16,8 @@ use std::{
 };
 
 use super::{
-    layout::{BYTES, CELL, CONSUMER, PRODUCER, SEGMENT, WIDE_BYTES, WORDS},
-    ring::RingMemory,
+    cells::RingMemory,
+    layout::{BYTES, CELL, CONSUMER, NEAR, NEAR_BYTES, PRODUCER, SEGMENT, WIDE_BYTES, WORDS},
 };
 use crate::{
     error::Result,
@@ -125,11 +125,14 @@ unsafe impl SharedMemory for Segment {
 /// A ring of a segment that is mapped at `base`.
 pub(super) fn ring(base: NonNull<u8>, direction: usize) -> RingMemory {
     RingMemory {
-        cells: at(base, CELL[direction]),
+        far: at(base, CELL[direction]),
+        near: at(base, NEAR[direction]),
         area: at(base, BYTES[direction]),
         wide: at(base, WIDE_BYTES[direction]),
+        near_area: at(base, NEAR_BYTES[direction]),
         consumer: at(base, CONSUMER[direction]),
         producer: at(base, PRODUCER[direction]),
+        answers: at(base, CONSUMER[1 - direction]),
     }
 }
 

@@ -540,7 +540,7 @@ fn garbage_in_a_cell_fails_the_link() {
         let (base, sends) = segment(&*one);
         let ring = ring(base, sends);
         // SAFETY: the first cell of a mapped ring.
-        unsafe { ring.cells.as_ref() }
+        unsafe { ring.far.as_ref() }
             .word
             .store(garbage, Ordering::Release);
         server.progress();
@@ -588,7 +588,7 @@ fn random_cells_never_break_the_receiver() {
             };
             let word = (number + 1) | length << 32 | kind;
             // SAFETY: a cell of a mapped ring.
-            unsafe { ring.cells.add(number as usize).as_ref() }
+            unsafe { ring.far.add(number as usize).as_ref() }
                 .word
                 .store(word, Ordering::Release);
         }
