@@ -10,6 +10,7 @@ use super::layout::{
     BODY_IN_CELL, BODY_IN_CONTENT, CELLS, Cell, ConsumerLine, Content, Kind, MAX_INLINE,
     NEAR_CELLS, ProducerLine, place,
 };
+use crate::util::loom::Ordering;
 
 /// Where a ring lies in this process.
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +45,19 @@ impl RingMemory {
         }
     }
 
-    pub(super) fn near(&self) -> Cells {
+    fn near(&self) -> Cells {
         Cells {
             first: self.near,
             step: 2,
             mask: 2 * NEAR_CELLS - 1,
+        }
+    }
+
+    /// The cells that are not these.
+    pub(super) fn other(&self, cells: &Cells) -> Cells {
+        match cells.is_near() {
+            false => self.near(),
+            true => self.far(),
         }
     }
 
@@ -77,10 +86,11 @@ impl RingMemory {
         unsafe { self.producer.as_ref() }
     }
 
-    #[inline(always)]
-    pub(super) fn answers(&self) -> &ConsumerLine {
+    /// What this process has received the other way, as far as it has said so there.
+    pub(super) fn answers(&self) -> u64 {
         // SAFETY: mapped while an end exists (module docs).
-        unsafe { self.answers.as_ref() }
+        let line = unsafe { self.answers.as_ref() };
+        line.head.load(Ordering::Relaxed)
     }
 }
 
@@ -99,12 +109,23 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 impl Cells {
+    /// The mask keeps it inside the cells.
+    #[inline(always)]
+    fn at(&self, number: u64) -> *mut Cell {
+        let index = number.wrapping_mul(self.step) & self.mask;
+        self.first.as_ptr().wrapping_add(index as usize)
+    }
+
     /// The cell of a message.
     #[inline(always)]
     pub(super) fn cell(&self, number: u64) -> &Cell {
-        let index = number.wrapping_mul(self.step) & self.mask;
-        // SAFETY: the mask keeps the index inside the cells; they are mapped while an end exists (module docs).
-        unsafe { self.first.add(index as usize).as_ref() }
+        // SAFETY: one of the cells, which are mapped while an end exists (module docs).
+        unsafe { &*self.at(number) }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_near(&self) -> bool {
+        self.step == 2
     }
 
     /// Longest body within a cell: a near one has the line behind it, too.
@@ -121,15 +142,13 @@ impl Cells {
         number: u64,
         length: usize,
     ) -> *mut u8 {
-        if length <= MAX_INLINE {
-            return content
+        match length <= MAX_INLINE {
+            true => content
                 .cast::<u8>()
                 .cast_mut()
-                .wrapping_add(BODY_IN_CONTENT);
+                .wrapping_add(BODY_IN_CONTENT),
+            false => self.at(number).cast::<u8>().wrapping_add(BODY_IN_CELL),
         }
-        let index = number.wrapping_mul(self.step) & self.mask;
-        let cell = self.first.as_ptr().wrapping_add(index as usize);
-        cell.cast::<u8>().wrapping_add(BODY_IN_CELL)
     }
 
     /// How many there are.

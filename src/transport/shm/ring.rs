@@ -113,10 +113,8 @@ pub(crate) enum Short {
 #[derive(Debug)]
 pub(crate) struct Producer {
     memory: RingMemory,
-    /// Where the next message goes, whether these are the near cells, and how many messages may be under way before it is looked at more closely:
-    /// 0 to turn.
+    /// Where the next message goes, and how many messages may be under way before it is looked at more closely: 0 to turn.
     cells: Cells,
-    is_near: bool,
     room: u64,
     turns: Turns,
     /// Number of the first message after those in the other cells.
@@ -146,7 +144,6 @@ impl Producer {
         Self {
             memory,
             cells: memory.far(),
-            is_near: false,
             room: CELLS,
             turns: Turns::new(),
             left: 0,
@@ -176,7 +173,7 @@ impl Producer {
     /// Of near cells the consumer waits for the next one: these stay with it.
     #[inline(never)]
     fn own(&mut self) {
-        if self.is_near {
+        if self.cells.is_near() {
             // What is broken is said by the message that has no room.
             let _ = self.refresh();
             self.owned = self.tail + LOOK_NEAR;
@@ -191,15 +188,15 @@ impl Producer {
             self.owned = end;
         }
         if self.turns.is_due(self.tail) {
-            let answers = self.memory.answers().head.load(Ordering::Relaxed);
-            let wants = self.turns.judge(self.tail, answers, self.is_near);
+            let (answers, is_near) = (self.memory.answers(), self.cells.is_near());
+            let wants = self.turns.judge(self.tail, answers, is_near);
             self.room = if wants { 0 } else { self.most() };
         }
     }
 
     /// Messages that may be under way where nobody wants to turn: of near ones the last turns.
     fn most(&self) -> u64 {
-        match self.is_near {
+        match self.cells.is_near() {
             false => CELLS,
             true => NEAR_CELLS - 1,
         }
@@ -223,7 +220,7 @@ impl Producer {
         }
         let wants = self.room == 0;
         self.room = self.most();
-        let turns = match self.is_near {
+        let turns = match self.cells.is_near() {
             true => wants || under_way >= self.room,
             // Those that lie in the near cells still are in the way.
             false => wants && self.head >= self.left,
@@ -237,7 +234,7 @@ impl Producer {
     /// Writes into the cells that messages go to after this one what none of them is: all have been taken.
     #[cold]
     fn renew(&mut self) {
-        let cells = self.other_cells();
+        let cells = self.memory.other(&self.cells);
         for number in self.tail + 1..=self.tail + cells.count() {
             // Of the lap before.
             let word = Word::new(number - cells.count(), 0, 0, Kind::Inline);
@@ -246,24 +243,16 @@ impl Producer {
         }
     }
 
-    fn other_cells(&self) -> Cells {
-        match self.is_near {
-            false => self.memory.near(),
-            true => self.memory.far(),
-        }
-    }
-
     /// A message has said that those after it lie in the other cells.
     #[cold]
     fn turn(&mut self) {
-        let is_full = self.is_near && self.tail - self.head > self.room;
-        self.cells = self.other_cells();
-        self.is_near = !self.is_near;
+        let is_full = self.cells.is_near() && self.tail - self.head > self.room;
+        self.cells = self.memory.other(&self.cells);
         self.left = self.tail;
         self.room = self.most();
         self.owned = self.tail;
-        let answers = self.memory.answers().head.load(Ordering::Relaxed);
-        self.turns.turned(self.tail, answers, self.is_near, is_full);
+        let (answers, is_near) = (self.memory.answers(), self.cells.is_near());
+        self.turns.turned(self.tail, answers, is_near, is_full);
     }
 
     /// Sends a body that is known to have room in a cell. The caller then asks [`Producer::is_calm`] whether that is all.
@@ -392,7 +381,7 @@ impl Producer {
     /// Where a body goes: to the near area as long as everything under way fits into it.
     #[inline(always)]
     fn kind(&self, length: usize) -> Kind {
-        let is_near = self.is_near && length <= MAX_NEAR && {
+        let is_near = self.cells.is_near() && length <= MAX_NEAR && {
             let (_, end) = place(NEAR_AREA, self.area_tail, length);
             end.wrapping_sub(self.area_head) <= NEAR_AREA
         };
@@ -492,9 +481,8 @@ pub(crate) enum InlineInPlace {
 #[derive(Debug)]
 pub(crate) struct Consumer {
     memory: RingMemory,
-    /// Where the next message lies, and whether these are the near cells.
+    /// Where the next message lies.
     cells: Cells,
-    is_near: bool,
     /// Number of the next message.
     head: u64,
     /// The head as last published, and messages after which the next one is.
@@ -526,7 +514,6 @@ impl Consumer {
         Self {
             memory,
             cells: memory.far(),
-            is_near: false,
             head: 0,
             published: 0,
             lag: PUBLISH_CELLS,
@@ -575,12 +562,12 @@ impl Consumer {
         }
         self.streak += 1;
         let length = word.length();
-        let mut gives_back = self.head + 1 - self.published >= self.lag;
         if !self.hold.is_held() {
             self.held_at = (self.head, self.area_head);
         }
-        match word.kind() {
-            Some(Kind::Inline) if length <= self.cells.most_inline() => {
+        let kind = word.kind().ok_or_else(|| garbage(word))?;
+        match kind {
+            Kind::Inline if length <= self.cells.most_inline() => {
                 cell.content.with(|content| {
                     let body = self.cells.inline_body(content, self.head, length);
                     // SAFETY: the acquire load above saw the word, so the content was written before; `length` fits the body.
@@ -589,7 +576,7 @@ impl Consumer {
                     f(word.id(), header, body, &self.hold)
                 })?;
             }
-            Some(kind) if kind != Kind::Inline && length <= kind.room().1 => {
+            Kind::Area | Kind::Wide | Kind::Near if length <= kind.room().1 => {
                 let (body, end) = self.memory.body(kind, self.area_head, length);
                 // SAFETY: as above, for the header.
                 let header = cell.content.with(|content| unsafe { (*content).header });
@@ -598,16 +585,11 @@ impl Consumer {
                 f(word.id(), header, body, &self.hold)?;
                 self.area_head = end;
                 self.fetch_following(FETCH);
-                gives_back |= end - self.area_published >= publish_after(kind);
             }
             _ => return Err(garbage(word)),
         }
         self.head += 1;
-        if word.turns() {
-            self.turn();
-        } else if gives_back {
-            self.publish();
-        }
+        self.go_on(word, kind);
         Ok(true)
     }
 
@@ -679,11 +661,7 @@ impl Consumer {
             unsafe { copy_small(body, wanted.address, length) };
         });
         self.passed();
-        if word.turns() {
-            self.turn();
-        } else if self.head - self.published >= self.lag {
-            self.publish();
-        }
+        self.go_on(word, Kind::Inline);
         Some((header, length))
     }
 
@@ -709,13 +687,7 @@ impl Consumer {
         self.area_head = end;
         self.fetch_following(FETCH_TO_COPY);
         self.passed();
-        if word.turns() {
-            self.turn();
-        } else if self.head - self.published >= self.lag
-            || end - self.area_published >= publish_after(kind)
-        {
-            self.publish();
-        }
+        self.go_on(word, kind);
         Some((header, length))
     }
 
@@ -822,13 +794,7 @@ impl Consumer {
         };
         self.held_at = before;
         self.passed();
-        if word.turns() {
-            self.turn();
-        } else if self.head - self.published >= self.lag
-            || self.area_head - self.area_published >= publish_after(kind)
-        {
-            self.publish();
-        }
+        self.go_on(word, kind);
         Some((header, held))
     }
 
@@ -845,12 +811,24 @@ impl Consumer {
     /// What follows lies in the other cells. The head is published: who comes to the near ones counts by it.
     #[cold]
     fn turn(&mut self) {
-        self.is_near = !self.is_near;
-        (self.cells, self.lag) = match self.is_near {
-            false => (self.memory.far(), PUBLISH_CELLS),
-            true => (self.memory.near(), PUBLISH_NEAR),
+        self.cells = self.memory.other(&self.cells);
+        self.lag = match self.cells.is_near() {
+            false => PUBLISH_CELLS,
+            true => PUBLISH_NEAR,
         };
         self.publish();
+    }
+
+    /// After a message of this word and kind was taken: what it said of the next one, and room is given back where enough has come together.
+    #[inline(always)]
+    fn go_on(&mut self, word: Word, kind: Kind) {
+        if word.turns() {
+            self.turn();
+        } else if self.head - self.published >= self.lag
+            || self.area_head - self.area_published >= publish_after(kind)
+        {
+            self.publish();
+        }
     }
 
     /// Gets the first lines of the body that follows, if it is here already, while what was taken is acted upon.
@@ -1110,7 +1088,7 @@ mod tests {
         }
     }
 
-    /// However the receiver lags, and whether it takes or only looks: in order and whole.
+    /// The receiver keeps up, lags and keeps up again: in order and whole.
     #[test]
     fn who_is_answered_sends_by_near_cells_until_they_are_full() {
         let ring = Ring::new();
@@ -1127,25 +1105,25 @@ mod tests {
             assert!(send(&mut producer));
             take_all(&mut consumer, &mut taken);
         }
-        assert!(producer.is_near && consumer.is_near);
+        assert!(producer.cells.is_near() && consumer.cells.is_near());
         // The receiver is slower: they fill, and the rest goes to the others.
         for _ in 0..NEAR_CELLS + 5 {
             assert!(send(&mut producer));
         }
-        assert!(!producer.is_near && consumer.is_near);
+        assert!(!producer.cells.is_near() && consumer.cells.is_near());
         take_all(&mut consumer, &mut taken);
-        assert!(!consumer.is_near);
+        assert!(!consumer.cells.is_near());
         for _ in 0..3 * CELLS {
             assert!(send(&mut producer));
             take_all(&mut consumer, &mut taken);
         }
-        assert!(producer.is_near && consumer.is_near);
+        assert!(producer.cells.is_near() && consumer.cells.is_near());
         // Nobody answers.
         for number in 0..100 {
             assert!(producer.push_inline(1, taken + number, &[], &[]).is_ok());
             assert!(consumer.take(|_, _, _, _| Ok(())).expect("an honest peer"));
         }
-        assert!(!producer.is_near && !consumer.is_near);
+        assert!(!producer.cells.is_near() && !consumer.cells.is_near());
         assert_eq!(taken, producer.tail - 100);
     }
 
@@ -1174,7 +1152,7 @@ mod tests {
                 pass(&mut producer, &mut consumer, false);
             }
             pass(&mut producer, &mut consumer, true);
-            assert!(producer.is_near && consumer.is_near);
+            assert!(producer.cells.is_near() && consumer.cells.is_near());
             for _ in 0..NEAR_CELLS {
                 pass(&mut producer, &mut consumer, false);
             }
@@ -1191,7 +1169,7 @@ mod tests {
             }
             ring.consumer.head.fetch_add(skipped, Ordering::Relaxed);
             pass(&mut producer, &mut consumer, true);
-            assert!(!producer.is_near && !consumer.is_near);
+            assert!(!producer.cells.is_near() && !consumer.cells.is_near());
         }
     }
 
