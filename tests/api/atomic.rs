@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use wharf::{Access, BufferMut, Endpoint, ErrorKind, Operation, Region, RemoteRegion, Worker};
 
-use crate::fixture::{Pair, Side, Way, a_while, all_are, connect, run, run_on_threads};
+use crate::{
+    fixture::{Pair, Side, Way, a_while, connect, run, run_on_threads},
+    support::all_are,
+};
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
 

@@ -11,7 +11,7 @@ use tokio::{
 };
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Tag, Worker};
 
-use crate::support::emulated;
+use crate::support::{all_are, emulated};
 pub(crate) use crate::support::{on_a_runtime as run, on_threads as run_on_threads};
 
 /// Bytes in both directions.
@@ -291,14 +291,6 @@ pub(crate) fn pattern(length: usize, seed: usize) -> &'static [u8] {
     });
     let start = (seed * 101) % (bytes.len() - length);
     &bytes[start..start + length]
-}
-
-/// Whether each byte is this one. A loop takes longer than all else where it is not optimised; comparing memory does not.
-pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
-    bytes.first().is_none_or(|first| *first == byte)
-        && bytes
-            .get(1..)
-            .is_none_or(|rest| *rest == bytes[..rest.len()])
 }
 
 /// Demands equal bytes without printing megabytes.

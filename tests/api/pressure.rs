@@ -13,8 +13,8 @@ use futures::future::join_all;
 use wharf::{Access, Buffer, ErrorKind, Mask, Priority, Region, Worker};
 
 use crate::{
-    fixture::{Pair, Way, a_while, all_are, pattern, run, run_on_threads, same},
-    support::{LIMIT, until, watchdog},
+    fixture::{Pair, Way, a_while, pattern, run, run_on_threads, same},
+    support::{LIMIT, all_are, until, watchdog},
 };
 
 /// Longer than the eager window.

@@ -7,8 +7,9 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use wharf::{BufferList, BufferMut, OpProgress, Transferred};
 
 use crate::{
-    fixture::{Pair, Way, all_are, run, run_on_threads},
+    fixture::{Pair, Way, run, run_on_threads},
     rma::{BOTH, exposed},
+    support::all_are,
 };
 
 const LENGTH: usize = 24 << 20;

@@ -51,7 +51,7 @@ async fn send(path: Path) {
                     ));
                     let guard = Guard::default();
                     let seed = sides.fresh();
-                    let source = guard.source(&bytes(seed, size));
+                    let source = guard.source(bytes(seed, size));
                     let header = seed.to_le_bytes().to_vec();
                     let mut send = Box::pin(sides.to_a.am_send(ID, header, source));
                     let _ = poll_some(send.as_mut(), polls, between, &sides.b, &sides.a).await;
@@ -85,7 +85,7 @@ async fn receive(path: Path) {
                     ));
                     let guard = Guard::default();
                     let seed = sides.fresh();
-                    let source = guard.source(&bytes(seed, size));
+                    let source = guard.source(bytes(seed, size));
                     let send = sides.to_a.am_send(ID, "", source).post().expect("room");
                     let message = inbox.recv().await.expect("a message");
                     let announced = message.is_announced();
@@ -112,7 +112,7 @@ async fn receive(path: Path) {
                         message.bytes().await.expect("bytes")
                     };
                     let (found, sent) =
-                        tokio::join!(next, sides.to_a.am_send(ID, "", bytes(seed, size)));
+                        tokio::join!(next, sides.to_a.am_send(ID, "", bytes(seed, size).to_vec()));
                     sent.expect("sent");
                     expect_bytes(seed, &found);
                     guard.check();
@@ -136,7 +136,7 @@ async fn wait(path: Path) {
                     ));
                     let seed = sides.fresh();
                     let send = || {
-                        let send = sides.to_a.am_send(ID, "", bytes(seed, size));
+                        let send = sides.to_a.am_send(ID, "", bytes(seed, size).to_vec());
                         send.post().expect("room")
                     };
                     let mut sent = early.then(send);

@@ -57,7 +57,7 @@ async fn receive(path: Path) {
             let guard = Guard::default();
             let seed = sides.fresh();
             let tag = Tag(seed);
-            let source = guard.source(&bytes(seed, size));
+            let source = guard.source(bytes(seed, size));
             let mut send = None;
             if early {
                 send = Some(
@@ -98,7 +98,7 @@ async fn receive(path: Path) {
         ));
         let guard = Guard::default();
         let seed = sides.fresh();
-        let source = guard.source(&bytes(seed, size));
+        let source = guard.source(bytes(seed, size));
         let send = sides.to_a.tag_send(Tag(seed), source).post();
         drop(send.expect("room"));
         let receive = sides.a.tag_recv(Tag(seed), guard.target(size));
@@ -136,7 +136,7 @@ async fn receive_of_a_posted_operation(path: Path) {
         let tag = Tag(seeds[0]);
         let mut first = Box::pin(sides.a.tag_recv(tag, guard.target(size)).post());
         let sends = seeds.map(|seed| {
-            let source = guard.source(&bytes(seed, size));
+            let source = guard.source(bytes(seed, size));
             sides.to_a.tag_send(tag, source).post().expect("room")
         });
         let ended = poll_some(first.as_mut(), polls, between, &sides.a, &sides.b).await;
@@ -183,7 +183,7 @@ async fn matched(path: Path) {
             let guard = Guard::default();
             let seed = sides.fresh();
             let tag = Tag(seed);
-            let source = guard.source(&bytes(seed, size));
+            let source = guard.source(bytes(seed, size));
             let mut claim = Box::pin(sides.a.tag_matched(tag));
             let early = poll_some(claim.as_mut(), polls.min(1), between, &sides.a, &sides.b).await;
             assert!(early.is_none(), "nothing was sent");
@@ -251,14 +251,14 @@ async fn send(path: Path) {
             let tag = Tag(seeds[0]);
             let send = sides
                 .to_b
-                .tag_send(tag, guard.source(&bytes(seeds[0], size)));
+                .tag_send(tag, guard.source(bytes(seeds[0], size)));
             let mut send = Box::pin(if sync { send.sync() } else { send });
             let ended = poll_some(send.as_mut(), polls, between, &sides.a, &sides.b).await;
             if let Some(result) = ended {
                 result.expect("a send");
             }
             let_go(send, goes);
-            let second = guard.source(&bytes(seeds[1], size));
+            let second = guard.source(bytes(seeds[1], size));
             let last = sides.to_b.tag_send(tag, second).post().expect("room");
             for &seed in if polls == 0 { &seeds[1..] } else { &seeds[..] } {
                 let received = sides.b.tag_recv(tag, guard.target(size)).await;
@@ -321,10 +321,10 @@ async fn put(path: Path) {
                 ));
                 let guard = Guard::default();
                 let seed = sides.fresh();
-                region.write_at(0, &bytes(seed + 1, size)).expect("in it");
+                region.write_at(0, bytes(seed + 1, size)).expect("in it");
                 let put = sides
                     .to_b
-                    .put(guard.source(&bytes(seed, size)), remote.clone());
+                    .put(guard.source(bytes(seed, size)), remote.clone());
                 let mut put = Box::pin(if local { put.local() } else { put });
                 let ended = poll_some(put.as_mut(), polls, between, &sides.a, &sides.b).await;
                 if let Some(result) = ended {
@@ -356,7 +356,7 @@ async fn get(path: Path) {
                 ));
                 let guard = Guard::default();
                 let seed = sides.fresh();
-                region.write_at(0, &bytes(seed, size)).expect("in it");
+                region.write_at(0, bytes(seed, size)).expect("in it");
                 let get = sides.to_b.get(remote.slice(..size), guard.target(size));
                 let mut get = Box::pin(get);
                 let ended = poll_some(get.as_mut(), polls, between, &sides.a, &sides.b).await;

@@ -18,3 +18,5 @@ mod select;
 mod spent;
 mod stopped;
 mod stream;
+
+use support::bytes;

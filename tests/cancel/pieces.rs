@@ -3,6 +3,7 @@
 use wharf::{Access, Block, BufferList, BufferListMut, RemoteLayout, RemoteRegion, Tag};
 
 use crate::{
+    bytes::all_are,
     guarded::{Guard, bytes, expect_bytes},
     sides::{BETWEEN, Between, Case, Path, Sides, on_every_path, poll_some},
 };
@@ -45,12 +46,10 @@ fn targets(guard: &Guard, size: usize) -> BufferListMut {
 
 #[track_caller]
 fn expect_list(seed: u64, list: &BufferListMut) {
-    let found: Vec<u8> = list
+    let pieces = list
         .iter()
-        .flat_map(|piece| piece.as_slice().expect("host memory"))
-        .copied()
-        .collect();
-    expect_bytes(seed, &found);
+        .map(|piece| piece.as_slice().expect("host memory"));
+    expect_bytes(seed, &pieces.collect::<Vec<_>>().concat());
 }
 
 /// A receive that goes loses nothing.
@@ -64,7 +63,7 @@ async fn receive_into_a_list(path: Path) {
             let guard = Guard::default();
             let seed = sides.fresh();
             let post = || {
-                let list = sources(&guard, &bytes(seed, size));
+                let list = sources(&guard, bytes(seed, size));
                 sides.to_a.tag_send(Tag(seed), list).post().expect("room")
             };
             let send = early.then(post);
@@ -167,7 +166,7 @@ async fn put(path: Path) {
                         .expect("in it");
                 }
                 let source = bytes(seed, size);
-                let put = sides.to_b.put(sources(&guard, &source), layout);
+                let put = sides.to_b.put(sources(&guard, source), layout);
                 let mut put = Box::pin(if which == 0 { put.local() } else { put });
                 let ended = poll_some(put.as_mut(), polls, between, &sides.a, &sides.b).await;
                 if let Some(result) = ended {
@@ -182,10 +181,7 @@ async fn put(path: Path) {
                     found.append(&mut part);
                 }
                 if polls == 0 {
-                    assert!(
-                        found.iter().all(|byte| *byte == 0x55),
-                        "put before it was polled"
-                    );
+                    assert!(all_are(&found, 0x55), "put before it was polled");
                 } else {
                     expect_bytes(seed, &found);
                 }
@@ -211,7 +207,7 @@ async fn get(path: Path) {
                 let guard = Guard::default();
                 let seed = sides.fresh();
                 let held = bytes(seed, size);
-                let mut rest = &held[..];
+                let mut rest = held;
                 for block in &blocks {
                     let (part, behind) = rest.split_at(block.len);
                     region.write_at(block.offset, part).expect("in it");

@@ -26,7 +26,7 @@ async fn rounds(path: Path, wanted: u64) {
         let mut number = 0_u64;
         let mut window = std::collections::VecDeque::new();
         loop {
-            let mut message = bytes(number, length(number));
+            let mut message = bytes(number, length(number)).to_vec();
             message[..8].copy_from_slice(&number.to_le_bytes());
             window.push_back(to_a.tag_send(TAG, message).post().expect("room"));
             if window.len() >= 32

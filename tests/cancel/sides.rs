@@ -117,7 +117,7 @@ impl Sides {
             let seed = self.fresh();
             let tag = Tag(seed);
             let (sent, received) = tokio::join!(
-                self.to_b.tag_send(tag, bytes(seed, length)),
+                self.to_b.tag_send(tag, bytes(seed, length).to_vec()),
                 self.b.tag_recv(tag, vec![0; length]),
             );
             sent.expect("a send");

@@ -48,7 +48,7 @@ async fn cancelled_receive(path: Path) {
         assert_eq!(buffer.expect("the buffer").len(), size);
         // Something was.
         let mut receive = Box::pin(sides.a.tag_recv(tag, guard.target(size)).post());
-        let source = guard.source(&bytes(seed, size));
+        let source = guard.source(bytes(seed, size));
         let send = sides.to_a.tag_send(tag, source).post().expect("room");
         let mut ended = poll_some(receive.as_mut(), polls, between, &sides.a, &sides.b).await;
         if ended.is_none() {
@@ -89,7 +89,7 @@ async fn cancelled_send(path: Path) {
                 let posted = matched.then(|| sides.b.tag_recv(tag, guard.target(size)).post());
                 let send = sides
                     .to_b
-                    .tag_send(tag, guard.source(&bytes(seeds[0], size)));
+                    .tag_send(tag, guard.source(bytes(seeds[0], size)));
                 let send = if sync { send.sync() } else { send };
                 let mut send = Box::pin(send.post().expect("room"));
                 let mut ended = poll_some(send.as_mut(), polls, between, &sides.a, &sides.b).await;
@@ -127,7 +127,7 @@ async fn cancelled_send(path: Path) {
                         false
                     }
                 };
-                let second = guard.source(&bytes(seeds[1], size));
+                let second = guard.source(bytes(seeds[1], size));
                 let last = sides.to_b.tag_send(tag, second).post().expect("room");
                 let mut posted = posted;
                 for &seed in if sent { &seeds[..] } else { &seeds[1..] } {
@@ -168,8 +168,8 @@ async fn cancelled_access(path: Path) {
             ));
             let guard = Guard::default();
             let seed = sides.fresh();
-            region.write_at(0, &bytes(seed + 1, size)).expect("in it");
-            let source = guard.source(&bytes(seed, size));
+            region.write_at(0, bytes(seed + 1, size)).expect("in it");
+            let source = guard.source(bytes(seed, size));
             let mut put = Box::pin(sides.to_b.put(source, remote.clone()).post().expect("room"));
             let mut ended = poll_some(put.as_mut(), polls, between, &sides.a, &sides.b).await;
             if ended.is_none() {
@@ -185,7 +185,7 @@ async fn cancelled_access(path: Path) {
                     expect_bytes(seed + 1, &found);
                 }
             }
-            region.write_at(0, &bytes(seed, size)).expect("in it");
+            region.write_at(0, bytes(seed, size)).expect("in it");
             let get = sides.to_b.get(remote.slice(..size), guard.target(size));
             let mut get = Box::pin(get.post().expect("room"));
             let mut ended = poll_some(get.as_mut(), polls, between, &sides.a, &sides.b).await;
@@ -231,7 +231,7 @@ async fn deadlines(path: Path) {
             let (received, sent) = tokio::join!(
                 sides.a.tag_recv(tag, guard.target(size)).deadline(limit),
                 std::future::poll_fn(|_| {
-                    let send = sides.to_a.tag_send(tag, guard.source(&bytes(seed, size)));
+                    let send = sides.to_a.tag_send(tag, guard.source(bytes(seed, size)));
                     Poll::Ready(send.post().expect("room"))
                 })
             );
@@ -248,7 +248,7 @@ async fn deadlines(path: Path) {
             drop(received);
             sent.await.expect("sent");
             // Nobody receives: a synchronous send runs into it, and is received later or not at all.
-            let send = sides.to_a.tag_send(tag, guard.source(&bytes(seed, size)));
+            let send = sides.to_a.tag_send(tag, guard.source(bytes(seed, size)));
             let error = send
                 .sync()
                 .deadline(limit)
@@ -297,7 +297,9 @@ fn a_worker_goes_after_its_runtime() {
             let sent = there.spawn(watchdog(LIMIT, async move {
                 let worker = Worker::new(&Path::Shm.context()).expect("a worker");
                 let endpoint = worker.connect(address).await.expect("a connection");
-                let sent = endpoint.tag_send(Tag(1), bytes(round, LENGTH)).await;
+                let sent = endpoint
+                    .tag_send(Tag(1), bytes(round, LENGTH).to_vec())
+                    .await;
                 if sent.is_ok() {
                     // A peer that is gone may have had it before.
                     endpoint.closed().await;

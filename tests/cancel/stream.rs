@@ -53,7 +53,7 @@ async fn streams(sides: &Sides) -> (ByteStream, ByteStream) {
 
 /// Begins to write a buffer.
 async fn begin(sides: &Sides, stream: &mut ByteStream, guard: &Guard, seed: u64, size: usize) {
-    let mut write = Box::pin(stream.write_buffer(guard.source(&bytes(seed, size))));
+    let mut write = Box::pin(stream.write_buffer(guard.source(bytes(seed, size))));
     let ended = poll_some(write.as_mut(), 1, Between::All, &sides.a, &sides.b).await;
     if let Some(written) = ended {
         written.expect("written");
@@ -76,7 +76,7 @@ async fn write(path: Path) {
         let guard = Guard::default();
         let seed = sides.fresh();
         let (mut here, mut there) = streams(&sides).await;
-        let mut write = Box::pin(here.write_buffer(guard.source(&bytes(seed, size))));
+        let mut write = Box::pin(here.write_buffer(guard.source(bytes(seed, size))));
         let ended = poll_some(write.as_mut(), polls, between, &sides.a, &sides.b).await;
         if let Some(written) = ended {
             written.expect("written");
@@ -191,7 +191,7 @@ async fn half(sides: &Sides, size: usize, part: usize, goes: Goes, by_writer: bo
         (false, Goes::Forgotten) => {
             // It reads no more, and does not say so.
             let_go(there, goes);
-            let mut write = Box::pin(here.write_buffer(guard.source(&bytes(seed, 2 * size))));
+            let mut write = Box::pin(here.write_buffer(guard.source(bytes(seed, 2 * size))));
             let ended = poll_some(write.as_mut(), 3, Between::All, &sides.a, &sides.b).await;
             assert!(ended.is_none() || size < 300_000);
             drop(write);

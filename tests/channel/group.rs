@@ -11,7 +11,7 @@ use wharf::{
     transport::{cuda::CudaCopy, rocm::RocmCopy},
 };
 
-use crate::support::{LIMIT, block_on, emulated};
+use crate::support::{self, LIMIT, block_on, emulated};
 
 pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
 
@@ -96,9 +96,7 @@ pub(crate) fn run<F: Future>(future: F) -> F::Output {
 
 /// Bytes that tell where they are and which they are.
 pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| (at * 31 + at / 251 + seed * 17) as u8)
-        .collect()
+    support::pattern(seed as u64, length)
 }
 
 /// Where memory is.

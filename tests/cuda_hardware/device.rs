@@ -18,6 +18,7 @@ use wharf::{
     transport::cuda::{CudaCopy, CudaStream},
 };
 
+pub(crate) use crate::support::pattern;
 use crate::{
     raw::{Access, Opaque, Prop, Raw},
     suite,
@@ -231,17 +232,6 @@ pub(crate) fn map_fd(fd: &impl AsRawFd, len: usize, offset: u64) -> std::io::Res
         libc::MAP_FAILED => Err(std::io::Error::last_os_error()),
         at => Ok(at.expose_provenance() as u64),
     }
-}
-
-/// Bytes that tell where they are from.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|at| {
-            (at.wrapping_add(seed.wrapping_mul(977))
-                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-                >> 56) as u8
-        })
-        .collect()
 }
 
 /// Numbers without order, the same in each run.

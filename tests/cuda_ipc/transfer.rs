@@ -11,18 +11,12 @@ use wharf::{
 use crate::{
     agent::{hex, runtime, unhex},
     api::control,
-    support::{Child, LIMIT, Logs, Parent, child, emulated, this_test, until, watchdog},
+    support::{Child, LIMIT, Logs, Parent, child, emulated, pattern, this_test, until, watchdog},
 };
 
 const DEVICE: MemoryType = MemoryType::Cuda(0);
 /// Above the length from which on a route is asked for, and not a round one.
 const LENGTH: usize = 5_000_003;
-
-fn pattern(seed: usize, length: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| ((at * 31 + seed * 17) >> 3) as u8)
-        .collect()
-}
 
 struct End {
     context: Context,
@@ -82,7 +76,7 @@ impl End {
             .expect("filled")
     }
 
-    async fn expect(&self, memory: BufferMut, seed: usize) {
+    async fn expect(&self, memory: BufferMut, seed: u64) {
         let length = memory.len();
         let copy = self.worker.copy(memory.freeze(), vec![0; length]);
         let bytes = watchdog(LIMIT, copy).await.expect("copied");
@@ -90,7 +84,7 @@ impl End {
     }
 
     /// The peer's half of a transfer of each kind: receives, sends, exposes.
-    async fn answers(&self, parent: &mut Parent, rounds: usize) {
+    async fn answers(&self, parent: &mut Parent, rounds: u64) {
         for round in 0..rounds {
             let empty = self.memory(vec![0; LENGTH]).await;
             let got = self.worker.tag_recv(Tag(1), empty);
@@ -115,7 +109,7 @@ impl End {
         }
     }
 
-    async fn asks(&self, child: &mut Child, rounds: usize) {
+    async fn asks(&self, child: &mut Child, rounds: u64) {
         for round in 0..rounds {
             let source = self.memory(pattern(round, LENGTH)).await.freeze();
             let sent = self.endpoint.tag_send(Tag(1), source);
@@ -160,7 +154,7 @@ fn count(name: &str) -> u64 {
 }
 
 /// What this process copied from and to the host, in bytes of neither fragment nor message: nothing but what the test itself looks at.
-fn second(mut parent: Parent, rounds: usize) {
+fn second(mut parent: Parent, rounds: u64) {
     let logs = Logs::of_process();
     runtime().block_on(async {
         let end = End::connect(parent.hear().await).await;
@@ -175,7 +169,7 @@ fn second(mut parent: Parent, rounds: usize) {
     });
 }
 
-fn between(test: &str, variables: &[(&str, &str)], rounds: usize) -> (u64, u64, String, Runtime) {
+fn between(test: &str, variables: &[(&str, &str)], rounds: u64) -> (u64, u64, String, Runtime) {
     let runtime = runtime();
     let mut child = Child::start(test, "second", variables);
     let heard = runtime.block_on(async {

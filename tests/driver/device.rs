@@ -24,15 +24,8 @@ use crate::{
     emulated::{calls, context, control, cuda, library, raw},
     error::{ErrorKind, Result},
     kinds::{Pooled, Virtual},
-    support::{Child, LIMIT, block_until, table, this_test, watchdog},
+    support::{Child, LIMIT, block_until, pattern, table, this_test, watchdog},
 };
-
-/// Bytes that tell where they are from.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|at| (at.wrapping_mul(31).wrapping_add(seed * 17) >> 3) as u8)
-        .collect()
-}
 
 /// Puts bytes into pinned memory.
 fn fill(pinned: &PinnedAllocation, bytes: &[u8]) {

@@ -19,7 +19,7 @@ use crate::{
         Stream, Synapse,
     },
     error::{Error, ErrorKind, Result},
-    support::{Child, block_until, child, emulated, open_fds, table, this_test},
+    support::{Child, block_until, child, emulated, open_fds, pattern, table, this_test},
 };
 
 /// The emulated one, loaded by its path.
@@ -55,13 +55,6 @@ fn lacking(names: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = emulated::without(&emulated::synapse(), names, folder.path()).expect("a copy");
     (folder, path)
-}
-
-/// Bytes that tell where they are from.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|at| (at.wrapping_mul(31).wrapping_add(seed * 17) >> 3) as u8)
-        .collect()
 }
 
 /// Host memory, mapped for the device.

@@ -7,7 +7,7 @@ use wharf::MemoryType;
 use crate::{
     fixture::{run, run_on_threads},
     machine::{DEVICE, Machine, alone, filled},
-    support::{at_rest, block_until},
+    support::{all_are, at_rest, block_until},
 };
 
 const MAP: &str = "hlthunk_host_memory_map";
@@ -119,8 +119,8 @@ fn memory_that_changes_under_its_registration_is_mapped_anew() {
             let found = found.expect("copied").freeze();
             let slice = found.as_slice().expect("the host's");
             places.insert(slice.as_ptr() as u64);
-            assert!(slice[..8192].iter().all(|byte| *byte == 9), "round {round}");
-            assert!(slice[8192..].iter().all(|byte| *byte == 0));
+            assert!(all_are(&slice[..8192], 9), "round {round}");
+            assert!(all_are(&slice[8192..], 0));
         }
         if context
             .memory_monitor()
@@ -136,8 +136,8 @@ fn memory_that_changes_under_its_registration_is_mapped_anew() {
         for round in 0..10 {
             let room = vec![round; 33 << 20];
             let found = worker.copy(memory.clone(), room).await.expect("copied");
-            assert!(found[..8192].iter().all(|byte| *byte == 9));
-            assert!(found[8192..].iter().all(|byte| *byte == round));
+            assert!(all_are(&found[..8192], 9));
+            assert!(all_are(&found[8192..], round));
         }
         assert!(machine.calls(MAP) >= 10, "one for each");
         block_until("old mappings go", || machine.live("mappings") < 20);

@@ -16,7 +16,7 @@ use crate::{
     support::{
         Child, LIMIT, Parent, block_until, child, emulated,
         moved::{Before, taken},
-        this_test, watchdog,
+        pattern, this_test, watchdog,
     },
 };
 
@@ -107,11 +107,6 @@ fn context() -> Context {
     let builder = Context::builder().transports("shm").expect("known");
     let builder = builder.accelerator(Arc::new(gaudi()));
     builder.build().expect("a context")
-}
-
-fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let bytes = (0..length as u64).map(|at| (at * 31 + at / 4093 + seed * 77) as u8);
-    bytes.collect()
 }
 
 fn count(name: &str) -> u64 {

@@ -28,7 +28,9 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
-use support::{Child, LIMIT, Parent, at_rest, child, open_fds, this_test, until, watchdog};
+use support::{
+    Child, LIMIT, Parent, all_are, at_rest, child, open_fds, this_test, until, watchdog,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::JoinSet,
@@ -152,7 +154,7 @@ impl End {
                 }
             };
             match received {
-                Ok(got) => assert!(got.buffer[..got.len].iter().all(|byte| *byte == 7)),
+                Ok(got) => assert!(all_are(&got.buffer[..got.len], 7)),
                 Err(error) if error.kind() == ErrorKind::Canceled => return,
                 // The next one waits for a peer that has gone, and is cancelled.
                 Err(error) => expect_death(error.error()),
@@ -195,7 +197,7 @@ impl End {
         while let Ok(mut stream) = self.endpoint.accept_stream().await {
             let mut bytes = vec![0; 50_000];
             while let Ok(count @ 1..) = stream.read(&mut bytes).await {
-                assert!(bytes[..count].iter().all(|byte| *byte == 7));
+                assert!(all_are(&bytes[..count], 7));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The process at one end of the cable.
 
-use std::{cell::Cell, collections::VecDeque, sync::OnceLock};
+use std::{cell::Cell, collections::VecDeque};
 
 use wharf::{
     Access, Context, ContextBuilder, Descriptor, Endpoint, Mask, Region, RemoteRegion, Tag, Worker,
@@ -9,7 +9,7 @@ use wharf::{
 
 use crate::{
     cable::ADDRESSES,
-    support::{LIMIT, Logs, Parent, watchdog},
+    support::{LIMIT, Logs, Parent, bytes, watchdog},
 };
 
 /// How the one that connects finds the other.
@@ -23,7 +23,6 @@ pub(crate) enum Meeting {
 const SIZES: [usize; 10] = [
     0, 1, 8, 49, 4_097, 9_000, 70_000, 300_001, 1_048_579, 4_194_309,
 ];
-const LONGEST: usize = 4_194_309;
 /// Half of it is put, the other half is got.
 const HALF: usize = 300_000;
 /// Makes the bytes that are there to be got.
@@ -263,23 +262,6 @@ impl End {
 /// Of the message with this number in a stream.
 fn size(number: u64) -> usize {
     SIZES[number as usize % SIZES.len()]
-}
-
-/// `length` bytes that are different for every `seed` below a prime, and at every place.
-fn bytes(seed: u64, length: usize) -> &'static [u8] {
-    const SEEDS: usize = 65_521;
-    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = BYTES.get_or_init(|| {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 24) as u8
-        };
-        (0..LONGEST + SEEDS).map(|_| next()).collect()
-    });
-    &bytes[seed.wrapping_mul(7919) as usize % SEEDS..][..length]
 }
 
 /// Demands all of the bytes that `seed` makes.

@@ -13,7 +13,7 @@ use std::{
 
 use wharf::{Context, Endpoint, Error, Tag, Worker};
 
-use crate::support::{LIMIT, Looks, block_on, emulated, open_fds, until, watchdog};
+use crate::support::{LIMIT, Looks, block_on, emulated, open_fds, pattern, until, watchdog};
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
@@ -223,7 +223,7 @@ impl Two {
     /// Messages in both directions. Under tags of their own: what a connection that ended had delivered is not taken for what comes later.
     pub(crate) async fn talk(&self, length: usize) -> Result<(), Error> {
         for (from, to) in [(&self.here, 1), (&self.there, 0)] {
-            let bytes: Vec<u8> = (0..length).map(|at| (at * 7) as u8).collect();
+            let bytes = pattern(7, length);
             static NEXT: AtomicU64 = AtomicU64::new(1);
             let tag = Tag(NEXT.fetch_add(1, Relaxed));
             let send = from.tag_send(tag, bytes.clone());

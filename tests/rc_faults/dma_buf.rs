@@ -7,7 +7,7 @@ use wharf::{
 
 use crate::{
     bench::{Two, context, control, run},
-    support::{LIMIT, emulated},
+    support::{LIMIT, emulated, pattern},
 };
 
 pub(crate) const CUDA: MemoryType = MemoryType::Cuda(0);
@@ -31,8 +31,7 @@ pub(crate) fn counts() -> (usize, usize, String) {
 }
 
 pub(crate) fn bytes(length: usize, seed: u8) -> Vec<u8> {
-    let byte = |at: usize| (at as u8) ^ (at >> 8) as u8 ^ seed;
-    (0..length).map(byte).collect()
+    pattern(u64::from(seed), length)
 }
 
 pub(crate) struct Bed {

@@ -4,7 +4,7 @@ use wharf::{Access, Context, Descriptor, ErrorKind, MemoryType, Operation, Tag, 
 
 use crate::{
     bench::context,
-    support::{Child, child, emulated, on_a_runtime as run, this_test},
+    support::{Child, child, emulated, on_a_runtime as run, pattern, this_test},
 };
 
 const DESCRIPTOR: Tag = Tag(1);
@@ -18,9 +18,7 @@ const SHARED: usize = 1 << 20;
 const HOST: MemoryType = MemoryType::Host;
 
 fn bytes(length: usize, seed: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| (at * 7 + seed + at / 251) as u8)
-        .collect()
+    pattern(seed as u64, length)
 }
 
 fn worker() -> (Context, Worker) {

@@ -200,7 +200,7 @@ pub(crate) const HEAD: usize = 8;
 
 /// The payload of a message: its number in front where its tag has none.
 pub(crate) fn payload(number: usize, tag: u64, length: usize) -> Vec<u8> {
-    let mut bytes = bytes(number as u64 + 1, length);
+    let mut bytes = bytes(number as u64 + 1, length).to_vec();
     if tag >> 16 == 0 {
         bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
     }

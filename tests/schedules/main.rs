@@ -40,6 +40,10 @@
 mod bed;
 mod books;
 // Not all of it is used here.
+#[allow(dead_code)]
+#[path = "../support/bytes.rs"]
+mod bytes;
+// Not all of it is used here.
 #[allow(dead_code, unsafe_code)]
 #[path = "../cancel/guarded.rs"]
 mod guarded;

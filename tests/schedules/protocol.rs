@@ -14,6 +14,7 @@ use wharf::{AmId, Endpoint, ErrorKind, Mask, Tag, config::Limits};
 use super::{
     ALONE,
     bed::{Bed, KINDS, Plan},
+    bytes::all_are,
     program::{Act, Fault, Step},
     run::Run,
     scenarios::{ANY, HERE, POSTED, ROOMY, THERE, act, of, recv, send},
@@ -200,7 +201,7 @@ fn what_is_read_of_a_stream_makes_room() {
             );
             assert!(unread <= WINDOW + (128 << 10), "{unread} unread");
             read += drive(&mut run, reader.read_exact(&mut part)).expect("open");
-            assert!(part.iter().all(|byte| *byte == 7));
+            assert!(all_are(&part, 7));
         }
         drop((write, reader));
         end(&mut run);
@@ -607,11 +608,7 @@ fn what_is_dropped_with_the_budget_spent_happens() {
             let received = drive(&mut run, worker.tag_recv(Tag(1), vec![0; LONG]));
             let received = received.expect("a message");
             assert_eq!(received.len, length);
-            assert!(
-                received.buffer[..length]
-                    .iter()
-                    .all(|byte| *byte == length as u8)
-            );
+            assert!(all_are(&received.buffer[..length], length as u8));
         }
         let inbox = run.bed.nodes[1].inboxes[0].clone();
         let mut inbox = inbox.borrow_mut().take().expect("an inbox");
@@ -662,11 +659,7 @@ fn deadlines_pass_in_virtual_time() {
                 worker.tag_recv(Tag(0), vec![0; LONG]).mask(Mask(0)),
             );
             let received = received.expect("it is here");
-            assert!(
-                received.buffer[..received.len]
-                    .iter()
-                    .all(|byte| *byte == 5)
-            );
+            assert!(all_are(&received.buffer[..received.len], 5));
         }
         runtime.block_on(async { tokio::time::resume() });
         drop(near);

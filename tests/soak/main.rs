@@ -58,8 +58,7 @@ impl Dice {
 
 /// The bytes of message `number` of task `task`.
 fn bytes(task: usize, number: u64, length: usize) -> Vec<u8> {
-    let seed = (task as u64 * 0x9e37_79b9 + number * 31) as usize;
-    (0..length).map(|index| (seed + index * 7) as u8).collect()
+    support::pattern(task as u64 * 1000 + number, length)
 }
 
 /// What a task works with: two ends of a connection, and what hangs on them.

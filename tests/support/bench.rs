@@ -21,6 +21,7 @@ use wharf::{
     },
 };
 
+pub(crate) use crate::support::pattern;
 use crate::{
     error::{Error, ErrorKind, Result},
     support::{LIMIT, block_on},
@@ -262,14 +263,4 @@ pub(crate) fn pinned_end(address: u64) -> CopyEnd {
         address: std::ptr::with_exposed_provenance_mut(address as usize),
         pinned: true,
     }
-}
-
-/// Bytes that tell where they are from.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| {
-        (at.wrapping_add(seed.wrapping_mul(977))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            >> 56) as u8
-    };
-    (0..len as u64).map(byte).collect()
 }

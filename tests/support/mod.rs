@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub(crate) mod accelerator;
+pub(crate) mod bytes;
 pub(crate) mod dlpack;
 pub(crate) mod emulated;
 mod logs;
@@ -21,6 +22,7 @@ mod threads;
 mod until;
 mod watchdog;
 
+pub(crate) use bytes::{all_are, bytes, pattern};
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
 pub(crate) use owner::Owner;

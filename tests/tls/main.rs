@@ -86,9 +86,7 @@ async fn listening(worker: &Worker) -> (wharf::Listener, SocketAddr) {
 
 /// Bytes that are different at every place.
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length as u64)
-        .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
-        .collect()
+    support::pattern(0, length)
 }
 
 #[test]

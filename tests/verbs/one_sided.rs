@@ -11,7 +11,7 @@ use wharf::{Access, BufferMut, Context, Endpoint, ErrorKind, Region, RemoteRegio
 
 use crate::{
     emulated::{alone, control},
-    support::{Child, child, emulated, this_test},
+    support::{self, Child, child, emulated, this_test},
 };
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -94,9 +94,7 @@ fn counts() -> Counts {
 }
 
 fn bytes(length: usize, seed: u8) -> Vec<u8> {
-    (0..length)
-        .map(|at| (at as u8) ^ (at >> 8) as u8 ^ seed)
-        .collect()
+    support::pattern(u64::from(seed), length)
 }
 
 fn content(region: &Region) -> Vec<u8> {

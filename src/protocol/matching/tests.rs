@@ -1,6 +1,6 @@
 //! Both queues against a plain list that is searched from the front.
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::RngAlgorithm};
 
 use super::*;
 use crate::{
@@ -88,6 +88,9 @@ fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
 }
 
 proptest! {
+    // Not optimised, the usual one takes most of the time.
+    #![proptest_config(ProptestConfig { rng_algorithm: RngAlgorithm::XorShift, ..Default::default() })]
+
     #[test]
     fn posted_receives_match_like_a_list(steps in prop::collection::vec(posted_steps(), 0..STEPS)) {
         let mut queue = PostedQueue::new();

@@ -9,6 +9,7 @@ use crate::{
     support::LIMIT,
 };
 
+/// As the emulated library makes and knows them.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let byte =
         |index: u64| (seed.wrapping_add(index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;

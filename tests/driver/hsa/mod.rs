@@ -15,6 +15,7 @@ mod processes;
 
 use std::{path::PathBuf, ptr::NonNull};
 
+pub(crate) use crate::support::pattern;
 use crate::{
     driver::hsa::{Agent, Allocation, CopyEnd, Grain, Hsa, LockedMemory, Signal},
     error::Result,
@@ -66,13 +67,6 @@ pub(crate) fn live(name: &str) -> i64 {
     let line = all.lines().find_map(|line| line.strip_prefix(name));
     let number = line.expect("a line of that name").trim();
     number.parse().expect("a number")
-}
-
-/// Bytes that tell where they are from.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|at| (at.wrapping_mul(31).wrapping_add(seed * 17) >> 3) as u8)
-        .collect()
 }
 
 /// Host memory of a test, locked for all devices. The value is dropped before the bytes.

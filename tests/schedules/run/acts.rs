@@ -9,6 +9,7 @@ use wharf::{
 use crate::{
     bed::{IDS, SLOT, SLOTS, Slot, WORD},
     books::{Fate, Get, HEAD, Message, Put, Raise, Receive, Shelf, Stream, payload},
+    bytes::all_are,
     guarded::{Guard, bytes},
     program::{Act, length},
     task::{End, Fut, Task, What},
@@ -356,7 +357,7 @@ impl Run {
             });
             books.puts.len() - 1
         };
-        let source = self.guard.source(&bytes(number as u64 + 1000, length));
+        let source = self.guard.source(bytes(number as u64 + 1000, length));
         let found = &self.bed.conns[conn];
         let region = found.remotes[side].clone().expect("imported");
         let region = region.slice(at..at + length);
@@ -454,7 +455,7 @@ impl Run {
         };
         let number = self.message(conn, side, Some(id), None, length);
         let node = self.bed.conns[conn].nodes[side];
-        let source = self.guard.source(&bytes(number as u64 + 1, length));
+        let source = self.guard.source(bytes(number as u64 + 1, length));
         let header = (number as u64).to_le_bytes().to_vec();
         if how & 2 == 0 {
             match endpoint.am_send(id as u16, header, source).post() {
@@ -537,7 +538,7 @@ impl Run {
                 Ok(received) => {
                     let found = received.buffer.as_slice().expect("host memory");
                     whole(&found[..received.len]);
-                    assert!(found[received.len..].iter().all(|byte| *byte == 0));
+                    assert!(all_are(&found[received.len..], 0));
                 }
                 Err(error) => return failed(error.into_parts().0),
             },
@@ -613,7 +614,8 @@ impl Run {
 
     /// Reads a stream to its end, or lets go of it before.
     pub(super) async fn read(shelf: Shelf, conn: usize, mut stream: ByteStream, how: u32) -> End {
-        let mut found = Vec::new();
+        // Of what was read: its first bytes, and how much.
+        let (mut head, mut found) = (Vec::new(), 0);
         let mut buffer = vec![0; 1 + how as usize % 9000];
         let leaves = (how & 0x300_0000 == 0).then_some(how as usize % 5000);
         // Told, whatever becomes of this future.
@@ -635,31 +637,29 @@ impl Run {
             let Ok(count) = stream.read(&mut buffer).await else {
                 return End::Over(None);
             };
-            found.extend_from_slice(&buffer[..count]);
+            let (first, piece) = buffer[..count].split_at(count.min(HEAD - head.len()));
+            head.extend_from_slice(first);
+            let at = (found + first.len()).saturating_sub(HEAD);
+            found += count;
             let books = &mut *shelf.borrow_mut();
-            let number = found.first_chunk::<HEAD>();
+            let number = head.first_chunk::<HEAD>();
             let number = number.map(|number| u64::from_le_bytes(*number) as usize);
             let number = number.filter(|number| *number < books.streams.len());
             if let Some(number) = number.filter(|_| !books.is_hostile) {
                 leaving.2 = Some(number);
                 let stream = &mut books.streams[number];
-                let bytes = bytes(number as u64, stream.total);
-                let is_whole = bytes.starts_with(&found[HEAD..]);
+                let is_whole = bytes(number as u64, stream.total)[at..].starts_with(piece);
                 assert!(is_whole, "other bytes in {stream:?}");
                 if count == 0 {
                     stream.is_read = true;
-                    assert!(
-                        found.len() >= stream.written,
-                        "{} of {stream:?}",
-                        found.len()
-                    );
-                    assert!(!stream.is_finished || found.len() == HEAD + stream.total);
+                    assert!(found >= stream.written, "{found} of {stream:?}");
+                    assert!(!stream.is_finished || found == HEAD + stream.total);
                 }
             }
             if count == 0 {
                 return End::Over(None);
             }
-            if leaves.is_some_and(|leaves| found.len() >= leaves) {
+            if leaves.is_some_and(|leaves| found >= leaves) {
                 return End::Over(None);
             }
         }

@@ -5,6 +5,7 @@ use wharf::{BufferMut, Error, ErrorKind, OpError, Received};
 use crate::{
     bed::{IDS, SLOT},
     books::{Books, Fate, payload},
+    bytes::all_are,
     guarded::bytes,
     task::{End, Task, What},
 };
@@ -178,10 +179,7 @@ impl Run {
         );
         let buffer = received.buffer.as_slice().expect("host memory");
         let (front, behind) = buffer.split_at(received.len);
-        assert!(
-            behind.iter().all(|byte| *byte == 0),
-            "written behind the message"
-        );
+        assert!(all_are(behind, 0), "written behind the message");
         if hostile {
             return;
         }
@@ -207,7 +205,7 @@ impl Run {
             let books = self.shelf.borrow();
             let put = &books.puts[number];
             let shadow = &mut self.bed.nodes[put.node].shadow;
-            shadow[put.at..put.at + put.length].copy_from_slice(&bytes(put.serial, put.length));
+            shadow[put.at..put.at + put.length].copy_from_slice(bytes(put.serial, put.length));
             (put.node, put.at)
         };
         if !self.is_in_reach(node) {
