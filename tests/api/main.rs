@@ -25,14 +25,6 @@ mod ends;
 mod flush;
 mod foreign;
 mod layout;
-#[cfg(not(any(
-    feature = "channel",
-    feature = "cuda",
-    feature = "gaudi",
-    feature = "rocm",
-    feature = "verbs"
-)))]
-mod left_out;
 mod lent;
 mod limits;
 mod list;

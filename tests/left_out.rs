@@ -1,4 +1,14 @@
-//! What was left out of a build, as programs and variables that name it find it.
+//! What was left out of a build, as programs and variables that name it find it: `cargo test --no-default-features --test left_out`. A build that has it all
+//! has nothing to test here.
+#![cfg(not(any(
+    feature = "channel",
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+)))]
+
+mod support;
 
 use futures::FutureExt;
 use wharf::{
@@ -6,10 +16,7 @@ use wharf::{
     config::{Source, Variable},
 };
 
-use crate::{
-    fixture::run,
-    support::{Child, Logs, child, this_test},
-};
+use support::{Child, Logs, child, on_a_runtime as run, this_test};
 
 /// By name of the transport, its feature.
 const LEFT_OUT: [(&str, &str); 4] = [
