@@ -97,7 +97,7 @@ fn left(run: &Run) -> Vec<What> {
 
 #[test]
 fn unreceived_long_messages_hold_up_no_short_one() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.play(&[send(HERE, LONG, PLAIN); 100]);
@@ -117,7 +117,7 @@ fn unreceived_long_messages_hold_up_no_short_one() {
 /// Past the window messages wait at their sender, and none is lost, doubled or overtaken.
 #[test]
 fn a_full_window_is_waited_for() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.play(&[send(HERE, EAGER, PLAIN | 2); 300]);
@@ -131,7 +131,7 @@ fn a_full_window_is_waited_for() {
 
 #[test]
 fn announcements_are_waited_for() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[0]);
     run.play(&[send(HERE, 5000, PLAIN | 2); 4200]);
     rest(&mut run);
@@ -145,7 +145,7 @@ fn announcements_are_waited_for() {
 
 #[test]
 fn credits_are_waited_for() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.play(&[act(Act::Am, [HERE, 0, of(200), 2]); 50]);
@@ -171,7 +171,7 @@ fn credits_are_waited_for() {
 #[test]
 fn what_is_read_of_a_stream_makes_room() {
     const WINDOW: usize = 512 << 10;
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         let (near, far) = (endpoint(&run, 0), endpoint(&run, 1));
@@ -212,7 +212,7 @@ fn what_is_read_of_a_stream_makes_room() {
 /// where the rest of that waits for the reader.
 #[test]
 fn a_write_goes_on_when_a_full_link_has_room() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[1]);
     // 119,960 bytes in pieces of 1000, of which 64 KiB may leave before the stream is accepted.
     let open = act(Act::Open, [HERE, of(2999), 999, 0]);
@@ -223,7 +223,7 @@ fn a_write_goes_on_when_a_full_link_has_room() {
 
 #[test]
 fn after_ones_own_close_calls_say_closed() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.bed.conns[0].is_faulty = true;
@@ -241,7 +241,7 @@ fn after_ones_own_close_calls_say_closed() {
 /// Both close before they hear of each other.
 #[test]
 fn both_ends_close_at_once() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         let close = |side| Step::Fault(Fault::Close, [side, 0]);
@@ -260,7 +260,7 @@ fn both_ends_close_at_once() {
 /// What is announced and nobody has received ends at its sender when the peer closes.
 #[test]
 fn what_is_announced_ends_when_the_peer_closes() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.play(&[
@@ -279,7 +279,7 @@ fn what_is_announced_ends_when_the_peer_closes() {
 /// Whoever waits for a message or a counter is told that its worker is shut down, though nobody waits for the end of that.
 #[test]
 fn a_shut_down_that_is_dropped_wakes_who_waits() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[0]);
     run.play(&[
         act(Act::Inbox, [1, 0, 4, 0]),
@@ -300,7 +300,7 @@ fn a_shut_down_that_is_dropped_wakes_who_waits() {
 /// The peer says of what has not come that it is complete.
 #[test]
 fn what_never_came_is_no_message() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for fragments in [0, 1, 2] {
         let mut run = over(KINDS[0]);
         run.play(&[recv(1, ANY, ROOMY, POSTED), send(HERE, LONG, PLAIN)]);
@@ -359,7 +359,7 @@ fn lie(run: &mut Run, side: usize, change: impl FnOnce(&mut Vec<Frame>)) {
 /// A long message that no verb has is refused by its head, and not put together first.
 #[test]
 fn long_messages_that_nobody_knows_are_not_buffered() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[1]);
     let mut buffered = Vec::new();
     for id in 0..=255 {
@@ -384,7 +384,7 @@ fn long_messages_that_nobody_knows_are_not_buffered() {
 /// Half of a message that nobody has asked for counts as if it were there.
 #[test]
 fn half_a_message_is_charged() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[1]);
     run.play(&[
         send(HERE, EAGER, PLAIN),
@@ -404,7 +404,7 @@ fn half_a_message_is_charged() {
 #[test]
 fn what_connections_leave_is_bounded() {
     const LIMIT: u64 = 100_000;
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = limited(|limits| limits.each_source(|quota| quota.unexpected_bytes(100_000)));
     for _ in 0..6 {
         run.play(&[send(HERE, EAGER, PLAIN); 8]);
@@ -458,7 +458,7 @@ fn what_connections_leave_is_bounded() {
 /// As many streams wait to be accepted as may; others are refused alone, and nothing is left of them.
 #[test]
 fn streams_that_nobody_accepts_are_bounded() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = limited(|limits| limits.each_connection(|quota| quota.unaccepted_streams(4)));
     // Their writers are told.
     run.bed.conns[0].is_faulty = true;
@@ -483,7 +483,7 @@ fn streams_that_nobody_accepts_are_bounded() {
 /// Of gets whose answers nobody reads as many are served as may be.
 #[test]
 fn gets_that_nobody_reads_are_bounded() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = limited(|limits| limits.each_connection(|quota| quota.requests(4)));
     run.bed.conns[0].is_faulty = true;
     let region = run.bed.conns[0].remotes[0].clone().expect("imported");
@@ -520,7 +520,7 @@ fn gets_that_nobody_reads_are_bounded() {
 #[test]
 fn own_messages_that_wait_cut_nobody_off() {
     const MANY: usize = 33_000;
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[0]);
     run.bed.conns[0].wire.lock().ways[0].room = 1;
     let near = endpoint(&run, 0);
@@ -549,7 +549,7 @@ fn a_waker_that_panics_takes_nobody_along() {
             panic!("as it is meant to");
         }
     }
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     let mut run = over(KINDS[0]);
     let worker = run.bed.nodes[1].worker.clone();
     let mut first = pin!(worker.tag_recv(Tag(9), vec![0; 8]));
@@ -585,7 +585,7 @@ fn a_waker_that_panics_takes_nobody_along() {
 /// What is polled once, with Tokio's budget spent, and dropped has begun.
 #[test]
 fn what_is_dropped_with_the_budget_spent_happens() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         let near = endpoint(&run, 0);
@@ -626,7 +626,7 @@ fn what_is_dropped_with_the_budget_spent_happens() {
 #[test]
 fn deadlines_pass_in_virtual_time() {
     const LATER: Duration = Duration::from_secs(3600);
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         let (near, worker) = (endpoint(&run, 0), run.bed.nodes[1].worker.clone());
@@ -670,7 +670,7 @@ fn deadlines_pass_in_virtual_time() {
 /// A peer raises a counter in memory, and its link breaks before it can say that somebody sleeps there.
 #[test]
 fn a_counter_that_was_raised_by_who_is_gone_wakes() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         // The counter's memory is mapped by then.
@@ -687,7 +687,7 @@ fn a_counter_that_was_raised_by_who_is_gone_wakes() {
 /// Who waits for room, or for the end of a connection, is woken by it.
 #[test]
 fn who_waits_for_room_or_the_end_is_woken() {
-    let _alone = ALONE.lock();
+    let _others = ALONE.read();
     for kind in KINDS {
         let mut run = over(kind);
         run.bed.conns[0].wire.lock().ways[0].room = 1;

@@ -86,14 +86,28 @@ fn snapshots() -> bool {
     }
 }
 
-/// Moves the bytes. An address that is not good any more is what a device calls an illegal address.
+/// Moves the bytes. An address that is not good any more is what a device calls an illegal address; which it was is written to the log, as the status does
+/// not tell.
 pub(crate) fn execute(to: &Place, from: &Place, len: u64, device: usize) -> Outcome {
-    let spans = |place: &Place| match place {
-        Place::At(address) => driver().memory.lock().spans(*address, len, device),
+    let address = |place: &Place| match place {
+        Place::At(address) => *address,
+        Place::Taken(_) => 0,
+    };
+    let told = |end: &str, why: &dyn std::fmt::Display| {
+        let (from, to) = (address(from), address(to));
+        eprintln!(
+            "emulated CUDA device {device}: {len} bytes from {from:#x} to {to:#x}: {end}: {why}"
+        );
+    };
+    let spans = |place: &Place, end: &str| match place {
+        Place::At(address) => {
+            let spans = driver().memory.lock().spans(*address, len, device);
+            spans.inspect_err(|_| told(end, &"no memory of a device, or not this one's"))
+        }
         Place::Taken(_) => Ok(None),
     };
-    let targets = spans(to)?;
-    let sources = spans(from)?;
+    let targets = spans(to, "target")?;
+    let sources = spans(from, "source")?;
     let Place::At(to) = *to else {
         return Err(Status::INVALID_VALUE);
     };
@@ -148,9 +162,10 @@ pub(crate) fn execute(to: &Place, from: &Place, len: u64, device: usize) -> Outc
             }
         },
     };
-    moved
-        .map(|_| ())
-        .map_err(|_: std::io::Error| Status::ILLEGAL_ADDRESS)
+    moved.map(|_| ()).map_err(|error: std::io::Error| {
+        told("moved", &error);
+        Status::ILLEGAL_ADDRESS
+    })
 }
 
 /// The span that holds byte `index`, and where in it.
