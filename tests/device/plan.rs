@@ -12,7 +12,7 @@ use wharf::{
 
 use crate::{
     common::{DEVICE, OTHER, bytes, equal, filled},
-    fixture::{Pair, Side, Way, pattern, run, run_on_threads},
+    fixture::{Pair, Side, Way, pattern, run},
     support::{
         LIMIT,
         accelerator::{FRAGMENT, FakeAccelerator, Plan},
@@ -315,16 +315,13 @@ const HOST: [(Kind, Kind); 4] = [
     (Kind::Shared, Kind::Shared),
 ];
 
+// Who runs the tasks has no part in the choice.
 scenarios! {
-    on each carrier and threads:
+    on each carrier:
 
     async fn host_memory(way: Way) {
         each(way, &way.context(), &HOST, &LENGTHS).await;
     }
-}
-
-scenarios! {
-    on each carrier:
 
     async fn device_memory(way: Way) {
         let accelerator = FakeAccelerator::new();
@@ -368,14 +365,13 @@ scenarios! {
     }
 }
 
-/// The same under each choice of how long messages go, in processes of their own. Who runs the tasks has no part in that choice.
+/// The same under each choice of how long messages go, in processes of their own.
 #[test]
 fn each_rendezvous_scheme() {
     for scheme in ["get_zcopy", "put_zcopy", "am"] {
         let this = std::env::current_exe().expect("this program");
         let mut child = std::process::Command::new(this);
-        child.args(["plan::host_memory::", "--skip", "on_threads"]);
-        child.arg("--test-threads=4");
+        child.args(["plan::host_memory::", "--test-threads=4"]);
         child.env("WHARF_RNDV_SCHEME", scheme);
         // Each test ends itself when something does not come.
         let output = child.output().expect("started");
