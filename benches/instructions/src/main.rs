@@ -5,7 +5,7 @@
 //! wharf-instructions TRANSPORT OPERATION TIMES
 //! ```
 
-use std::{hint::black_box, process::ExitCode};
+use std::{hint::black_box, mem::ManuallyDrop, process::ExitCode};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{Access, AmId, Context, Endpoint, Listener, Progress, RemoteRegion, Tag, Worker};
@@ -67,11 +67,9 @@ impl Ends {
     async fn remote(&self) -> Outcome<RemoteRegion> {
         let memory = self.context.allocate(4096).await?;
         let access = Access::READ | Access::WRITE;
-        let region = self.context.expose(memory, access).await?;
-        let remote = self.here.import(&region.descriptor()?)?;
         // It lives as long as this program.
-        std::mem::forget(region);
-        Ok(remote)
+        let region = ManuallyDrop::new(self.context.expose(memory, access).await?);
+        Ok(self.here.import(&region.descriptor()?)?)
     }
 
     async fn repeat(&mut self, operation: &str, times: usize) -> Outcome<()> {

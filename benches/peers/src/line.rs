@@ -139,11 +139,11 @@ mod tests {
     fn what_was_measured_beside_another_line_is_measured_again() {
         let mut looks = [300.0, 60.0, 290.0, 62.0, 58.0].into_iter();
         let mut line = Line::by(
-            || looks.next().ok_or("one look too many".into()),
+            || looks.next().ok_or_else(|| "one look too many".into()),
             Some(0.0..=90.0),
         );
         let mut values = [1.0, 2.0].into_iter();
-        let value = line.beside(|| values.next().ok_or("measured too often".into()));
+        let value = line.beside(|| values.next().ok_or_else(|| "measured too often".into()));
         assert_eq!(value.ok(), Some(2.0));
         assert_eq!(line.seen(), Some([58.0, 62.0]));
         assert!(line.beside(|| Ok(3.0)).is_err(), "the looks are over");
