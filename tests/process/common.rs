@@ -1,6 +1,6 @@
 //! Two processes with a connection between them, and bytes that can be told from others.
 
-use std::{collections::HashSet, fs, future::Future, pin::Pin, sync::OnceLock, time::Duration};
+use std::{collections::HashSet, fs, future::Future, pin::Pin, time::Duration};
 
 use nix::{
     sys::signal::{self, Signal},
@@ -8,7 +8,8 @@ use nix::{
 };
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Listener, Mask, Tag, Worker};
 
-use crate::support::{Child, LIMIT, Parent, child, watchdog};
+pub(crate) use crate::support::pattern as bytes;
+use crate::support::{Child, LIMIT, Parent, bytes::period, child, watchdog};
 
 /// Over what the two talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -269,40 +270,17 @@ pub(crate) fn kill_after(child: &Child, delay: Duration) -> std::thread::JoinHan
     })
 }
 
-/// A prime, so that no power of two repeats.
-const PERIOD: usize = 65_521;
-
-fn period() -> &'static [u8] {
-    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    BYTES.get_or_init(|| {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 24) as u8
-        };
-        (0..PERIOD).map(|_| next()).collect()
-    })
-}
-
 /// The pieces of one period each of which the bytes of `seed` are made, from byte `offset` on.
 fn pieces(seed: u64, offset: usize, length: usize) -> impl Iterator<Item = &'static [u8]> {
-    let mut place = (seed.wrapping_mul(7919) as usize % PERIOD + offset) % PERIOD;
+    let period = period(seed);
+    let mut place = offset % period.len();
     let mut left = length;
     std::iter::from_fn(move || {
-        let piece = &period()[place..PERIOD.min(place + left)];
+        let piece = &period[place..period.len().min(place + left)];
         place = 0;
         left -= piece.len();
         (!piece.is_empty()).then_some(piece)
     })
-}
-
-/// `length` bytes that `seed` makes.
-pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(length);
-    pieces(seed, 0, length).for_each(|piece| bytes.extend_from_slice(piece));
-    bytes
 }
 
 /// Demands that every byte is what `seed` makes.

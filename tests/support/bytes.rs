@@ -31,11 +31,16 @@ pub(crate) fn bytes(seed: u64, length: usize) -> &'static [u8] {
     &bytes[place(seed)..][..length]
 }
 
-/// The same in memory of their own, and as many as there may be.
-pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
+/// One period of them, behind which they begin anew.
+pub(crate) fn period(seed: u64) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| periods(PERIOD));
-    let period = &bytes[place(seed)..][..PERIOD];
+    &bytes[place(seed)..][..PERIOD]
+}
+
+/// The same in memory of their own, and as many as there may be.
+pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let period = period(seed);
     if length <= PERIOD {
         return period[..length].to_vec();
     }
