@@ -6,36 +6,33 @@ use std::sync::OnceLock;
 const PERIOD: usize = 65_521;
 const LONGEST: usize = 8 << 20;
 
-/// The same bytes again and again, for so many of them from any place of the first period on.
-fn periods(length: usize) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    let period: Vec<u8> = (0..PERIOD).map(|_| next()).collect();
-    period.repeat(1 + length.div_ceil(PERIOD))
+/// One period of the bytes of a seed, behind which they begin anew. They are others for each seed below 65,521.
+pub(crate) fn period(seed: u64) -> &'static [u8] {
+    static TWICE: OnceLock<Vec<u8>> = OnceLock::new();
+    let twice = TWICE.get_or_init(|| {
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        };
+        let period: Vec<u8> = (0..PERIOD).map(|_| next()).collect();
+        period.repeat(2)
+    });
+    &twice[place(seed)..][..PERIOD]
 }
 
-/// Where the bytes of a seed begin.
+/// Where in the first period the bytes of a seed begin.
 fn place(seed: u64) -> usize {
     seed.wrapping_mul(7919) as usize % PERIOD
 }
 
-/// `length` bytes, at most 8 MiB, which are others for each seed below 65,521.
+/// `length` bytes of a seed, at most 8 MiB.
 pub(crate) fn bytes(seed: u64, length: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = BYTES.get_or_init(|| periods(LONGEST));
+    let bytes = BYTES.get_or_init(|| period(0).repeat(1 + LONGEST.div_ceil(PERIOD)));
     &bytes[place(seed)..][..length]
-}
-
-/// One period of them, behind which they begin anew.
-pub(crate) fn period(seed: u64) -> &'static [u8] {
-    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = BYTES.get_or_init(|| periods(PERIOD));
-    &bytes[place(seed)..][..PERIOD]
 }
 
 /// The same in memory of their own, and as many as there may be.

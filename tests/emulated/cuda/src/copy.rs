@@ -15,7 +15,7 @@ use crate::{
     device::Engine,
     driver::driver,
     gate::Call,
-    memory::{Class, Place},
+    memory::{Class, Place, illegal},
     settings,
     stream::{Op, Stream},
 };
@@ -86,28 +86,14 @@ fn snapshots() -> bool {
     }
 }
 
-/// Moves the bytes. An address that is not good any more is what a device calls an illegal address; which it was is written to the log, as the status does
-/// not tell.
+/// Moves the bytes. An address that is not good any more is what a device calls an illegal address.
 pub(crate) fn execute(to: &Place, from: &Place, len: u64, device: usize) -> Outcome {
-    let address = |place: &Place| match place {
-        Place::At(address) => *address,
-        Place::Taken(_) => 0,
-    };
-    let told = |end: &str, why: &dyn std::fmt::Display| {
-        let (from, to) = (address(from), address(to));
-        eprintln!(
-            "emulated CUDA device {device}: {len} bytes from {from:#x} to {to:#x}: {end}: {why}"
-        );
-    };
-    let spans = |place: &Place, end: &str| match place {
-        Place::At(address) => {
-            let spans = driver().memory.lock().spans(*address, len, device);
-            spans.inspect_err(|_| told(end, &"no memory of a device, or not this one's"))
-        }
+    let spans = |place: &Place| match place {
+        Place::At(address) => driver().memory.lock().spans(*address, len, device),
         Place::Taken(_) => Ok(None),
     };
-    let targets = spans(to, "target")?;
-    let sources = spans(from, "source")?;
+    let targets = spans(to)?;
+    let sources = spans(from)?;
     let Place::At(to) = *to else {
         return Err(Status::INVALID_VALUE);
     };
@@ -163,8 +149,11 @@ pub(crate) fn execute(to: &Place, from: &Place, len: u64, device: usize) -> Outc
         },
     };
     moved.map(|_| ()).map_err(|error: std::io::Error| {
-        told("moved", &error);
-        Status::ILLEGAL_ADDRESS
+        let from = match from {
+            Place::At(from) => *from,
+            Place::Taken(_) => 0,
+        };
+        illegal(device, to, len, format_args!("from {from:#x}: {error}"))
     })
 }
 

@@ -524,14 +524,15 @@ impl Memory {
         len: u64,
         device: usize,
     ) -> Outcome<Option<Vec<Span>>> {
+        let illegal = |why| illegal(device, address, len, why);
         if let Some(allocation) = self.allocation(address) {
             if address + len > allocation.end() {
-                return Err(Status::ILLEGAL_ADDRESS);
+                return Err(illegal("behind the end of its allocation"));
             }
             if let Kind::Pooled(pool) = &allocation.kind
                 && !pool.is_reachable_by(device)
             {
-                return Err(Status::ILLEGAL_ADDRESS);
+                return Err(illegal("of a pool that this device may not reach"));
             }
             return Ok(Some(vec![Span {
                 backing: Arc::clone(&allocation.backing),
@@ -542,10 +543,10 @@ impl Memory {
         if self.mapping(address).is_some() {
             let parts = self
                 .mapped(address, len)
-                .map_err(|_| Status::ILLEGAL_ADDRESS)?;
+                .map_err(|_| illegal("not all of it is mapped"))?;
             let spans = parts.into_iter().map(|(mapping, skipped, len)| {
                 if !mapping.is_reachable_by(device) {
-                    return Err(Status::ILLEGAL_ADDRESS);
+                    return Err(illegal("mapped for others"));
                 }
                 Ok(Span {
                     backing: Arc::clone(&mapping.physical.backing),
@@ -556,10 +557,21 @@ impl Memory {
             return spans.collect::<Outcome<Vec<_>>>().map(Some);
         }
         if self.is_ours(address) {
-            return Err(Status::ILLEGAL_ADDRESS);
+            return Err(illegal("of no allocation"));
         }
         Ok(None)
     }
+}
+
+/// What a device says of an address that it cannot use. The status does not tell which that was, nor why: that is written to the log, as with kernels.
+pub(crate) fn illegal(
+    device: usize,
+    address: u64,
+    len: u64,
+    why: impl std::fmt::Display,
+) -> Status {
+    eprintln!("emulated CUDA driver: device {device}, {len} bytes at {address:#x}: {why}");
+    Status::ILLEGAL_ADDRESS
 }
 
 /// Whether an allocation shares a room. None does where a dma-buf is mapped by the host: it begins where its file does.

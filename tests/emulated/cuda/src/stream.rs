@@ -42,7 +42,7 @@ use crate::{
     gate,
     kernels::{self, Kernel, Reach, Touched},
     memory,
-    memory::Place,
+    memory::{Place, illegal},
     settings,
 };
 
@@ -508,32 +508,24 @@ pub(crate) fn change_word(
     device: usize,
     change: &mut dyn FnMut(u64) -> Option<u64>,
 ) -> Outcome<u64> {
-    // Written to the log, as with copies.
-    let illegal = |why: &dyn std::fmt::Display| {
-        eprintln!("emulated CUDA device {device}: a word at {at:#x}: {why}");
-        Status::ILLEGAL_ADDRESS
-    };
     let memory = driver().memory.lock();
     fence(SeqCst);
     if memory.is_pinned(at, width) {
         if !backing::is_mapped(at, width) {
-            return Err(illegal(&"pinned, but not mapped"));
+            return Err(illegal(device, at, width, "pinned, but not mapped"));
         }
         // SAFETY: aligned, as was checked when it was queued; pinned memory of the program, which cannot be freed or
         // unregistered while the table is locked; others use it as an atomic word.
         return Ok(unsafe { backing::change_word(at, width, change) });
     }
-    let spans = memory.spans(at, width, device);
-    let spans = spans.map_err(|_| illegal(&"no memory of a device, or not this one's"))?;
+    let spans = memory.spans(at, width, device)?;
     drop(memory);
     match spans.as_deref() {
         Some([span]) => {
             let changed = span.backing.word(span.offset, width, change);
-            changed.map_err(|error| illegal(&error))
+            changed.map_err(|error| illegal(device, at, width, error))
         }
-        _ => Err(illegal(
-            &"memory of the host that is not pinned, or of several parts",
-        )),
+        _ => Err(illegal(device, at, width, "no word of one piece")),
     }
 }
 
