@@ -300,11 +300,13 @@ impl Pair {
             && seen & u64::from(u32::MAX) != u64::from(u32::MAX)
     }
 
-    /// Says that a claimed chunk has been moved; returns how many have. Whoever gets the total sees all their bytes.
+    /// Says that a claimed chunk has been moved; returns how many have, as both ends say. Whoever gets the total sees all their bytes.
     #[inline]
     #[must_use]
     pub(crate) fn complete(&self, token: u32) -> u64 {
-        self.done(token).fetch_add(1, Ordering::AcqRel) + 1
+        let before = self.done(token).fetch_add(1, Ordering::AcqRel);
+        // The peer may have written anything there.
+        before.saturating_add(1)
     }
 
     /// How many chunks have been moved, as both ends say; 0 when the word is no longer this transfer's.
@@ -464,6 +466,8 @@ mod tests {
             (a.complete(word), b.complete(word), a.complete(word)),
             (1, 2, 3)
         );
+        b.done(word).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!((a.complete(word), b.completed(word)), (u64::MAX, 0));
         b.release(word);
         assert_eq!(a.claim(word, 9), None);
         // The slot again: a late claim of the transfer before takes nothing.

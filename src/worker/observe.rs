@@ -78,7 +78,8 @@ impl Movers {
         let copied = transfer.map_or(0, Transfer::moved);
         let by_both = word.and_then(|word| {
             let one_copy = self.ctx.one_copy(link?)?;
-            Some(one_copy.pair.completed(word) as usize * CHUNK)
+            let chunks = one_copy.pair.completed(word);
+            Some((chunks as usize).saturating_mul(CHUNK))
         });
         in_messages.max(copied).max(by_both.unwrap_or(0)).max(told)
     }

@@ -416,7 +416,10 @@ impl Producer {
         let head = line.head.load(Ordering::Acquire);
         // May be newer than `head`: it only grows, and up to it the area is free.
         let area_head = line.area_head.load(Ordering::Acquire);
-        if self.tail.wrapping_sub(head) > CELLS || self.area_tail.wrapping_sub(area_head) > AREA {
+        // Neither back nor past what was sent. So nothing here that subtracts one from the other overflows, whatever a peer writes.
+        let may_be = (self.head..=self.tail).contains(&head)
+            && (self.area_head..=self.area_tail).contains(&area_head);
+        if !may_be {
             return Err(PushError::Broken);
         }
         self.head = head;
@@ -1170,6 +1173,48 @@ mod tests {
             ring.consumer.head.fetch_add(skipped, Ordering::Relaxed);
             pass(&mut producer, &mut consumer, true);
             assert!(!producer.cells.is_near() && !consumer.cells.is_near());
+        }
+    }
+
+    /// A peer's lie is none that overflows: by far and by near cells, which are looked at when they are left.
+    #[test]
+    fn what_cannot_have_been_taken_breaks_the_ring() {
+        let told = |turns: bool, head: u64, area_head: u64| {
+            let ring = Ring::new();
+            let (mut producer, mut consumer) = ends(&ring);
+            if turns {
+                producer.wish_to_turn();
+            }
+            for header in 0..4 {
+                let pushed = producer.push(1, header, &[], &bytes(header, 4000));
+                assert!(pushed.is_ok());
+                assert!(consumer.take(|_, _, _, _| Ok(())).expect("an honest peer"));
+            }
+            consumer.publish();
+            producer.refresh().expect("an honest peer");
+            assert_eq!(producer.cells.is_near(), turns);
+            let line = producer.memory.consumer();
+            let (head, area_head) = (
+                producer.head.wrapping_add(head),
+                producer.area_head.wrapping_add(area_head),
+            );
+            line.head.store(head, Ordering::Relaxed);
+            line.area_head.store(area_head, Ordering::Relaxed);
+            // Until there is no room, at the latest.
+            let mut ends = (0..=CELLS).map(|_| producer.push(1, 0, &[], &[]));
+            ends.find_map(Result::err)
+                .expect("not more than there are cells")
+        };
+        for turns in [false, true] {
+            assert!(matches!(told(turns, 0, 0), PushError::Full { .. }));
+            let before = |number: u64| number.wrapping_neg();
+            // One back, before the first, ahead.
+            for head in [before(1), before(6), 2 * CELLS, 1 << 63] {
+                assert!(matches!(told(turns, head, 0), PushError::Broken), "{head}");
+            }
+            for area in [before(64), before(5 * 4032), 64, 1 << 63] {
+                assert!(matches!(told(turns, 0, area), PushError::Broken), "{area}");
+            }
         }
     }
 
