@@ -16,6 +16,7 @@ use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
     fixture::{Bench, Parked, accelerator, block_until, calls, context, control, pattern},
+    program::CudaContext,
     support::{LIMIT, on_a_runtime, this_test},
 };
 
@@ -206,6 +207,57 @@ fn other_memory_at_the_same_address() {
             memory = source.try_into_mut().expect("nobody else has it");
         }
         worker.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+/// Memory that is gone while the driver keeps its registration, and the program's pinned memory where it was.
+#[test]
+fn pinned_memory_where_registered_memory_was() {
+    struct Mapped(*mut libc::c_void);
+    // SAFETY: an address.
+    unsafe impl Send for Mapped {}
+    // SAFETY: as above.
+    unsafe impl Sync for Mapped {}
+    impl Drop for Mapped {
+        fn drop(&mut self) {
+            // SAFETY: mapped below, and nobody uses it any more.
+            assert_eq!(unsafe { libc::munmap(self.0, LEN) }, 0);
+        }
+    }
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    on_a_runtime(async {
+        let (wharf, worker) = wharf(false);
+        // SAFETY: new memory.
+        let place = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), LEN, rights, flags, -1, 0)
+        };
+        assert_ne!(place, libc::MAP_FAILED);
+        let at = place.expose_provenance() as u64;
+        // SAFETY: zeroed, and there until its owner goes.
+        let source = unsafe { Buffer::foreign(&wharf, at, LEN, Mapped(place)) };
+        let memory = wharf.allocate_on(DEVICE, LEN).await.expect("memory");
+        let source = source.expect("the host's");
+        control("fault cuMemHostUnregister@1+=801");
+        worker.copy(source, memory).await.expect("copied");
+        assert_eq!(worker.metrics().staged.bytes, 0, "it is registered");
+        let program = CudaContext::primary(0);
+        let guard = program.enter().expect("current");
+        const PINNED: usize = 64 << 10;
+        let mut held = Vec::new();
+        let there = (0..1000).find_map(|_| {
+            let memory = guard.allocate_pinned(PINNED).expect("memory");
+            let place = memory.address();
+            held.push(memory);
+            (at..at + LEN as u64).contains(&place).then_some(place)
+        });
+        let place = there.expect("the kernel has given it to nobody");
+        let range = AddressRange::new(place, PINNED as u64).expect("a range");
+        let known = wharf.memory_attributes(range).expect("known");
+        assert_eq!(known.memory_type, MemoryType::HostPinned);
     });
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The driver registers no page twice, and tells of a registration by its address alone, also when other memory is mapped there by now. So all that is registered
 //! here is noted in one table of the process: whoever wants a page of it waits until the older registration is undone, for a while, and has its bytes brought
-//! another way if it is not. What the program itself has registered, all of it, is used as it is.
+//! another way if it is not. What the program itself has registered, all of it, is used as it is; it is told from what is registered here by the driver's number.
 //!
 //! # Safety
 //! The cache hears when memory is unmapped, and gives such a registration to nobody; what a device does through it meets pages that are kept.
@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, ptr::NonNull, time::Duration};
 
 use super::words::is_end;
 use crate::{
-    driver::cuda::{CudaContext, DevicePtr, HostRegistration, PointerKind},
+    driver::cuda::{CudaContext, DevicePtr, HostRegistration, PointerInfo, PointerKind},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registrar, RegistrarAttributes},
     types::Access,
@@ -22,18 +22,29 @@ use crate::{
 /// For how long one waits for an older registration to be undone. That takes some 50 µs, and 20 ms for a GiB.
 const WAIT: Duration = Duration::from_millis(25);
 
-/// What is registered here, by all engines of the process: where, and up to where.
-static TABLE: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+/// What is registered here, by all engines of the process, and where.
+static TABLE: Mutex<BTreeMap<u64, Own>> = Mutex::new(BTreeMap::new());
 static UNDONE: Condvar = Condvar::new();
 
-fn overlaps(table: &BTreeMap<u64, u64>, range: AddressRange) -> bool {
-    let before = table.range(..range.end()).next_back();
-    before.is_some_and(|(_, end)| *end > range.start())
+/// A registration made here.
+#[derive(Clone, Copy)]
+struct Own {
+    end: u64,
+    /// The driver's number of it; `None` until it is known.
+    id: Option<u64>,
 }
 
-/// Whether some of this memory is registered for the length of its use alone: it is nobody's pinned memory.
-pub(super) fn holds(range: AddressRange) -> bool {
-    overlaps(&TABLE.lock(), range)
+fn overlaps(table: &BTreeMap<u64, Own>, range: AddressRange) -> bool {
+    let before = table.range(..range.end()).next_back();
+    before.is_some_and(|(_, own)| own.end > range.start())
+}
+
+/// Whether what the driver says of this address is of a registration made here, for the length of its use alone: then it is nobody's pinned memory. An older
+/// one may be there still where the program has pinned memory of its own by now, which has another number.
+pub(super) fn is_own(at: u64, info: &PointerInfo) -> bool {
+    let table = TABLE.lock();
+    let before = table.range(..=at).next_back();
+    before.is_some_and(|(_, own)| own.end > at && own.id.is_none_or(|id| id == info.buffer_id))
 }
 
 /// Whether the program has registered all of it. About 1 µs.
@@ -46,7 +57,7 @@ pub(super) fn is_pinned(context: &CudaContext, range: AddressRange) -> bool {
         .and_then(|(start, length)| AddressRange::new(start.0, length).ok());
     info.kind == PointerKind::HostPinned
         && whole.is_some_and(|whole| whole.contains(range))
-        && !holds(range)
+        && !is_own(range.start(), &info)
 }
 
 /// Registers host memory for all devices.
@@ -81,6 +92,12 @@ impl Pinner {
             false => Err(taken(range)),
         }
     }
+
+    /// The driver's number of what is there.
+    fn number(&self, range: AddressRange) -> Option<u64> {
+        let id = self.context.cuda().buffer_id(DevicePtr(range.start()));
+        id.ok().map(Option::unwrap_or_default)
+    }
 }
 
 impl Registrar for Pinner {
@@ -101,11 +118,20 @@ impl Registrar for Pinner {
         if overlaps(&table, range) {
             return Err(taken(range));
         }
-        table.insert(range.start(), range.end());
+        let own = Own {
+            end: range.end(),
+            id: None,
+        };
+        table.insert(range.start(), own);
         drop(table);
         let made = self.pin(range);
         if made.is_err() {
             forget(range);
+            return made;
+        }
+        let id = self.number(range);
+        if let Some(own) = TABLE.lock().get_mut(&range.start()) {
+            own.id = id;
         }
         made
     }
