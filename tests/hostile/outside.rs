@@ -422,7 +422,7 @@ impl Both {
     }
 
     /// Both at once: what the program does here, and the peer there. How many messages that was.
-    async fn play(&mut self, seed: u64) -> Result<u64, String> {
+    async fn play(&mut self, seed: u64) -> u64 {
         let (bed, child) = (&self.bed, &mut self.child);
         let memory = Memory::new(&bed.context, NEAR).await;
         let descriptors = memory.descriptors().map(|bytes| hex(&bytes)).join(" ");
@@ -432,9 +432,7 @@ impl Both {
             bed.here.connect(&self.trap).await.expect("a connection")
         };
         let transports = endpoint.transports();
-        if transports.contains(&"cma") != self.cma {
-            return Err(format!("{transports:?} alone"));
-        }
+        assert_eq!(transports.contains(&"cma"), self.cma, "{transports:?}");
         let remote = endpoint.import(&self.far).expect("imported");
         let certain = match self.cma {
             true => Certain {
@@ -469,7 +467,7 @@ impl Both {
         memory.end().await;
         bed.others_go_on().await;
         let frames = played.expect("it has ended");
-        Ok(frames.parse().expect("a number"))
+        frames.parse().expect("a number")
     }
 }
 
@@ -479,6 +477,7 @@ fn a_peer_outside_may_say_anything() {
 }
 
 #[test]
+#[ignore = "needs a kernel that lets a process at another's memory: root's rights, or none of Yama's"]
 fn a_peer_outside_may_say_anything_with_cma() {
     outside(this_test!(), true);
 }
@@ -498,7 +497,7 @@ fn outside(test: &str, cma: bool) {
         for seed in seeds {
             let play = AssertUnwindSafe(|| runtime.block_on(both.play(seed)));
             match panic::catch_unwind(play) {
-                Ok(said) => frames += said?,
+                Ok(said) => frames += said,
                 Err(panic) => {
                     eprintln!("once more: HOSTILE_SEED={seed} HOSTILE_SEGMENTS=1");
                     panic::resume_unwind(panic);
@@ -510,17 +509,11 @@ fn outside(test: &str, cma: bool) {
         let checked = both.bed.checked.load(Relaxed);
         let copied = both.bed.here.metrics().cma;
         eprintln!("{frames} messages, {checked} receives checked, {copied:?}");
-        Ok((frames, checked))
+        (frames, checked)
     });
     let (mut frames, mut checked) = (0, 0);
     for played in played {
-        match played {
-            Ok(played) => (frames, checked) = (frames + played.0, checked + played.1),
-            Err::<_, String>(why) => {
-                eprintln!("not tested: the kernel does not let processes at each other: {why}");
-                return;
-            }
-        }
+        (frames, checked) = (frames + played.0, checked + played.1);
     }
     eprintln!("{frames} messages in {plays} plays, {checked} receives checked");
     assert!(
