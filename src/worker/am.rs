@@ -5,7 +5,7 @@
 //! its id, behind those that came before it. What the sender has and what is under way is always what the receiver counts as left in its
 //! windows.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use crate::{
     Operation,
@@ -16,6 +16,7 @@ use crate::{
     },
     types::{AmId, OpKey},
     util::by_id::ById,
+    worker::wait_queue::WaitQueue,
 };
 
 /// Ids that a peer was told nobody receives, and that are remembered to tell it when somebody does. Past them it is told of every id.
@@ -40,7 +41,7 @@ pub(crate) struct Outbound {
     /// Nobody receives it there.
     pub(crate) refused: bool,
     /// Sends that have no credit or no room yet, in order.
-    pub(crate) waiting: VecDeque<OpKey>,
+    pub(crate) waiting: WaitQueue<OpKey>,
 }
 
 /// One id, on the way from the peer. Exists for ids only that had an inbox here.
@@ -96,7 +97,7 @@ impl AmPeer {
             credits: SendWindow::new(u64::from(am::GRANT)),
             bytes: SendWindow::new(Terms::ACTIVE.size),
             refused: false,
-            waiting: VecDeque::new(),
+            waiting: WaitQueue::default(),
         })
     }
 

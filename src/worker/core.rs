@@ -344,7 +344,7 @@ impl Core {
         if entry.outcome.is_some() {
             return true;
         }
-        let (link, queued, copies) = (entry.link, entry.queued, entry.copies);
+        let (link, copies) = (entry.link, entry.copies);
         let ends = match &mut *entry.work {
             Work::Recv(recv) => {
                 matches!(recv.stage, RecvStage::Waiting(_) | RecvStage::Posted(_))
@@ -369,9 +369,7 @@ impl Core {
             _ => false,
         };
         if ends {
-            if queued {
-                self.movers.ctx.unqueue(link, key);
-            }
+            self.movers.ctx.unqueue(link, key);
             self.fail_operation(key, error);
         }
         ends

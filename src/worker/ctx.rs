@@ -455,11 +455,15 @@ impl Ctx {
         }
     }
 
+    /// Takes an operation out of the queue of its link, if it is there.
     pub(crate) fn unqueue(&mut self, link: Option<LinkId>, key: OpKey) {
-        if let Some(link) = link
-            && let Some(peer) = self.peer(link)
+        let entry = self.operations.get(key);
+        // A connection that has ended has cleared its queue.
+        if let Some(class) = entry.and_then(|entry| entry.queued.take())
+            && let Some(peer) = link.and_then(|link| self.peer(link))
+            && peer.link.is_some()
         {
-            peer.queue.remove(key);
+            peer.queue.cancel(class, key);
         }
     }
 

@@ -333,7 +333,7 @@ pub(super) mod tests {
             };
             let entries = self.core.movers.ctx.operations.iter();
             let able: Vec<(OpKey, u8, bool)> = entries
-                .filter(|(_, entry)| !entry.queued && entry.deferred.is_none())
+                .filter(|(_, entry)| entry.queued.is_none() && entry.deferred.is_none())
                 .filter(|(_, entry)| {
                     entry.outcome.is_none() || matches!(&*entry.work, Work::Put(_))
                 })

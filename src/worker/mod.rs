@@ -19,7 +19,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `operations` | the table of operations and what each owns |
-//! | `peer`, `queue` | one connection; what waits for room on a link, and in which order |
+//! | `peer`, `queue`, `wait_queue` | one connection; what waits for room on a link, and in which order; one class of it |
 //! | `held`, `violation` | what is held for peers, and by which account; what a peer may not do |
 //! | `fence`, `epochs` | waiting for what was begun before; what is left of it, counted |
 //! | `ways` | which way long messages on one host take, by what was measured |
@@ -98,6 +98,7 @@ mod take;
 pub(crate) mod turn;
 pub(crate) mod verbs;
 mod violation;
+mod wait_queue;
 pub(crate) mod watch;
 mod windows;
 

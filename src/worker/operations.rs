@@ -25,6 +25,7 @@ use crate::{
         epochs::{Epochs, Kind, Stamp, Wait},
         layout::Plan,
         one_sided::OneSided,
+        queue::Class,
         signal::Raise,
         source::Source,
     },
@@ -505,8 +506,8 @@ pub(crate) struct Entry {
     pub(crate) in_flight: u32,
     /// The outcome that waits for them.
     pub(crate) deferred: Option<Ended>,
-    /// Whether it stands in the queue of its link.
-    pub(crate) queued: bool,
+    /// Where it stands in the queue of its link.
+    pub(crate) queued: Option<Class>,
     /// One-copy transfers that touch this entry's memory.
     pub(crate) copies: u16,
     /// So many times [`plan::TOLD`] bytes were moved by the peer, as it says.
@@ -763,7 +764,7 @@ impl Entry {
             priority: Priority::Normal,
             in_flight: 0,
             deferred: None,
-            queued: false,
+            queued: None,
             copies: 0,
             told: 0,
             keeps_place: false,

@@ -6,8 +6,7 @@
 //!
 //! A fragment is the longest that anything is sent in one go, so a short message waits for one of them at most.
 
-use std::collections::VecDeque;
-
+use super::wait_queue::{WaitQueue, Waits};
 use crate::types::{OpKey, Priority};
 
 /// Messages in a row after which the last class has a turn: a flood of short messages slows a long one down and does not stop it.
@@ -58,7 +57,7 @@ pub(crate) struct Queue {
     turn: u32,
 }
 
-type Classes = [VecDeque<Queued>; 6];
+type Classes = [WaitQueue<Queued>; 6];
 
 impl Queue {
     #[inline]
@@ -86,7 +85,7 @@ impl Queue {
     }
 
     /// A class that gets one more.
-    fn class(&mut self, class: Class) -> &mut VecDeque<Queued> {
+    fn class(&mut self, class: Class) -> &mut WaitQueue<Queued> {
         self.length += 1;
         self.held += usize::from(class == Class::Held);
         &mut self.classes.get_or_insert_default()[class as usize]
@@ -121,16 +120,13 @@ impl Queue {
         None
     }
 
-    /// Takes an operation out.
-    pub(crate) fn remove(&mut self, key: OpKey) {
-        let Some(classes) = &mut self.classes else {
-            return;
-        };
-        for class in classes.iter_mut() {
-            class.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+    /// Takes an operation out that waits in this class.
+    pub(crate) fn cancel(&mut self, class: Class, key: OpKey) {
+        if let Some(classes) = &mut self.classes {
+            classes[class as usize].cancel(key);
+            self.length -= 1;
+            self.held -= usize::from(class == Class::Held);
         }
-        self.length = classes.iter().map(VecDeque::len).sum();
-        self.held = classes[Class::Held as usize].len();
     }
 
     pub(crate) fn clear(&mut self) {
@@ -152,6 +148,15 @@ pub(crate) enum Queued {
         length: u8,
         body: [u8; 48],
     },
+}
+
+impl Waits for Queued {
+    fn operation(&self) -> Option<OpKey> {
+        match self {
+            Self::Operation(key) => Some(*key),
+            Self::Stream(_) | Self::Control { .. } => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -224,9 +229,9 @@ mod tests {
         for (number, class) in (0..).zip(CLASSES) {
             queue.push(class, operation(number));
         }
-        for number in 0..6 {
-            queue.remove(OpKey::new(number, 0));
+        for (number, class) in (0..).zip(CLASSES) {
+            queue.cancel(class, OpKey::new(number, 0));
         }
-        assert!(queue.is_empty());
+        assert!(queue.is_empty() && !queue.holds());
     }
 }

@@ -110,11 +110,11 @@ impl Ctx {
         if let Some(peer) = at(&mut self.peers, link)
             && let Some(out) = peer.am.known(id)
         {
-            if queued {
+            if queued.is_some() {
                 let cost = send.unasked(peer.eager, &peer.attributes);
                 out.returned(1, cost.unwrap_or(0));
             } else {
-                out.waiting.retain(|waiting| *waiting != key);
+                out.waiting.cancel(key);
             }
         }
         self.am_release(link, id);
@@ -144,13 +144,13 @@ impl Ctx {
         };
         out.returned(u64::from(count), bytes);
         out.refused = true;
-        let waiting = std::mem::take(&mut out.waiting);
+        let mut waiting = std::mem::take(&mut out.waiting);
         if lost {
             let name = peer.info.name.clone();
             peer.lost.get_or_insert_with(|| refused().with_peer(name));
         }
         peer.ready.take(&mut self.wakes);
-        for key in waiting {
+        while let Some(key) = waiting.pop_front() {
             self.fail_operation(key, refused());
         }
     }

@@ -100,7 +100,7 @@ impl Ctx {
                         if matches!(send.stage, SendStage::Announced)
                             || send.sync && matches!(send.stage, SendStage::AwaitMatch)
                             // An active message without a credit.
-                            || !entry.queued && matches!(send.stage, SendStage::Queued))
+                            || entry.queued.is_none() && matches!(send.stage, SendStage::Queued))
             });
             if waits {
                 self.fail_operation(key, error.clone());

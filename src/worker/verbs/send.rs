@@ -84,10 +84,11 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        if std::mem::replace(&mut entry.queued, true) {
+        if entry.queued.is_some() {
             return;
         }
         let class = Class::of(entry.priority, is_bulk(entry));
+        entry.queued = Some(class);
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
@@ -119,12 +120,20 @@ impl Ctx {
             Ok(Step::Sent | Step::Parked) => {}
             Err(SendError::Failed(error)) => self.failures.push((link, error)),
             again => {
-                let next = self.mark_queued(&front).unwrap_or(class);
+                let class = match again {
+                    Ok(Step::Held) => Class::Held,
+                    Ok(_) => self.next_class(&front).unwrap_or(class),
+                    Err(_) => class,
+                };
+                if let Queued::Operation(key) = front
+                    && let Some(entry) = self.operations.get(key)
+                {
+                    entry.queued = Some(class);
+                }
                 if let Some(peer) = self.peer(link) {
-                    match again {
-                        Ok(Step::Held) => peer.queue.push(Class::Held, front),
-                        Ok(_) => peer.queue.push(next, front),
-                        Err(_) => peer.queue.put_back(class, front),
+                    match has_room {
+                        true => peer.queue.push(class, front),
+                        false => peer.queue.put_back(class, front),
                     }
                 }
             }
@@ -132,12 +141,11 @@ impl Ctx {
         has_room
     }
 
-    /// Notes that something is in the queue again. Returns the class of its next step.
-    fn mark_queued(&mut self, queued: &Queued) -> Option<Class> {
+    /// The class of its next step, where that may be another.
+    fn next_class(&mut self, queued: &Queued) -> Option<Class> {
         match queued {
             Queued::Operation(key) => {
                 let entry = self.operations.get(*key)?;
-                entry.queued = true;
                 Some(Class::of(entry.priority, is_bulk(entry)))
             }
             Queued::Stream(_) => Some(Class::Bulk),
@@ -202,7 +210,7 @@ impl Movers {
         else {
             return;
         };
-        if entry.queued || !peer.queue.is_empty() || peer.link.is_none() {
+        if entry.queued.is_some() || !peer.queue.is_empty() || peer.link.is_none() {
             return self.ctx.submit(link, key);
         }
         let class = Class::of(entry.priority, is_bulk(entry));
@@ -456,7 +464,7 @@ impl Core {
                 },
                 Queued::Operation(key) => {
                     if let Some(entry) = self.movers.ctx.operations.get(*key) {
-                        entry.queued = false;
+                        entry.queued = None;
                     }
                     self.movers.advance(link, *key, class)
                 }
