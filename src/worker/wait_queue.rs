@@ -55,7 +55,7 @@ impl<T: Waits> WaitQueue<T> {
         first
     }
 
-    /// Takes out an operation that waits here.
+    /// Takes out an operation. One that does not wait here changes nothing.
     pub(crate) fn cancel(&mut self, key: OpKey) {
         self.canceled.insert(key);
         if 2 * self.canceled.len() < self.all.len() {
@@ -87,37 +87,34 @@ mod tests {
         OpKey::new(number, 0)
     }
 
-    /// The same, by looking through all.
-    #[derive(Default)]
-    struct Plain(VecDeque<u32>);
-
     proptest! {
+        /// Beside a plain list.
         #[test]
         fn as_if_each_were_taken_out_at_once(steps in prop::collection::vec((0..8_u8, any::<prop::sample::Index>()), 0..400)) {
-            let (mut queue, mut plain) = (WaitQueue::default(), Plain::default());
+            let (mut queue, mut plain) = (WaitQueue::default(), VecDeque::new());
             for (number, (step, which)) in (0..).zip(steps) {
                 match step {
                     0..=2 => {
                         queue.push_back(key(number));
-                        plain.0.push_back(number);
+                        plain.push_back(number);
                     }
                     3 => {
                         queue.push_front(key(number));
-                        plain.0.push_front(number);
+                        plain.push_front(number);
                     }
                     4 => {
-                        let wanted = plain.0.pop_front().map(key);
+                        let wanted = plain.pop_front().map(key);
                         prop_assert_eq!(queue.pop_front(), wanted);
                     }
-                    _ if plain.0.is_empty() => {}
+                    _ if plain.is_empty() => {}
                     _ => {
-                        let gone = plain.0.remove(which.index(plain.0.len()));
+                        let gone = plain.remove(which.index(plain.len()));
                         queue.cancel(key(gone.expect("it is there")));
-                        prop_assert!(queue.all.len() <= 2 * plain.0.len());
+                        prop_assert!(queue.all.len() <= 2 * plain.len());
                     }
                 }
-                prop_assert_eq!(queue.front().copied(), plain.0.front().copied().map(key));
-                prop_assert_eq!(queue.is_empty(), plain.0.is_empty());
+                prop_assert_eq!(queue.front().copied(), plain.front().copied().map(key));
+                prop_assert_eq!(queue.is_empty(), plain.is_empty());
             }
         }
     }

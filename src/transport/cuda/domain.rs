@@ -86,7 +86,7 @@ impl MemoryDomain for CudaDomain {
             return Ok(None);
         };
         let info = cuda.inspect(DevicePtr(range.start()))?;
-        if info.kind == PointerKind::HostPinned && pageable::is_own(range.start(), &info) {
+        if info.kind == PointerKind::HostPinned && pageable::is_own(range, &info) {
             return Ok(None);
         }
         let memory_type = match (info.kind, info.device) {

@@ -27,24 +27,23 @@ static TABLE: Mutex<BTreeMap<u64, Own>> = Mutex::new(BTreeMap::new());
 static UNDONE: Condvar = Condvar::new();
 
 /// A registration made here.
-#[derive(Clone, Copy)]
 struct Own {
     end: u64,
     /// The driver's number of it; `None` until it is known.
     id: Option<u64>,
 }
 
-fn overlaps(table: &BTreeMap<u64, Own>, range: AddressRange) -> bool {
-    let before = table.range(..range.end()).next_back();
-    before.is_some_and(|(_, own)| own.end > range.start())
+/// The last of those that have bytes of this memory.
+fn within(table: &BTreeMap<u64, Own>, range: AddressRange) -> Option<&Own> {
+    let (_, own) = table.range(..range.end()).next_back()?;
+    (own.end > range.start()).then_some(own)
 }
 
-/// Whether what the driver says of this address is of a registration made here, for the length of its use alone: then it is nobody's pinned memory. An older
+/// Whether what the driver says of this memory is of a registration made here, for the length of its use alone: then it is nobody's pinned memory. An older
 /// one may be there still where the program has pinned memory of its own by now, which has another number.
-pub(super) fn is_own(at: u64, info: &PointerInfo) -> bool {
+pub(super) fn is_own(range: AddressRange, info: &PointerInfo) -> bool {
     let table = TABLE.lock();
-    let before = table.range(..=at).next_back();
-    before.is_some_and(|(_, own)| own.end > at && own.id.is_none_or(|id| id == info.buffer_id))
+    within(&table, range).is_some_and(|own| own.id.is_none_or(|id| id == info.buffer_id))
 }
 
 /// Whether the program has registered all of it. About 1 µs.
@@ -57,7 +56,7 @@ pub(super) fn is_pinned(context: &CudaContext, range: AddressRange) -> bool {
         .and_then(|(start, length)| AddressRange::new(start.0, length).ok());
     info.kind == PointerKind::HostPinned
         && whole.is_some_and(|whole| whole.contains(range))
-        && !is_own(range.start(), &info)
+        && !is_own(range, &info)
 }
 
 /// Registers host memory for all devices.
@@ -114,8 +113,8 @@ impl Registrar for Pinner {
 
     fn register(&self, range: AddressRange, _: Access) -> Result<HostRegistration> {
         let table = TABLE.lock();
-        let mut table = UNDONE.wait_while(table, WAIT, |table| overlaps(table, range));
-        if overlaps(&table, range) {
+        let mut table = UNDONE.wait_while(table, WAIT, |table| within(table, range).is_some());
+        if within(&table, range).is_some() {
             return Err(taken(range));
         }
         let own = Own {

@@ -1176,7 +1176,7 @@ mod tests {
         }
     }
 
-    /// A peer's lie is none that overflows: by far and by near cells, which are looked at when they are left.
+    /// No head that a peer may write overflows: by far cells, and by near ones, where it is looked at when they are left.
     #[test]
     fn what_cannot_have_been_taken_breaks_the_ring() {
         let told = |turns: bool, head: u64, area_head: u64| {
