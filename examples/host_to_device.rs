@@ -417,6 +417,6 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // From here on the device touches nothing of what was copied.
-        self.engine.quiesce();
+        self.engine.quiesce(Instant::now() + Duration::from_secs(5));
     }
 }

@@ -1,6 +1,9 @@
 //! What is done off the lock: opening engines and ways to device memory, registering, bringing engines to rest. On threads that may block.
 
-use std::sync::{Arc, Weak};
+use std::{
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -16,6 +19,9 @@ use crate::{
         shared::Shared,
     },
 };
+
+/// What a device has not ended so long after its worker was closed is given up, with the device.
+const QUIESCE: Duration = Duration::from_secs(5);
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);
@@ -194,7 +200,7 @@ impl Shared {
         let shared = self.clone();
         let end = move || {
             for (slot, mut open) in engines {
-                open.engine.quiesce();
+                open.engine.quiesce(Instant::now() + QUIESCE);
                 let mut reports = Reports::default();
                 while open.engine.progress(usize::MAX, &mut reports) > 0 {}
                 // Ends all use of memory.
@@ -249,7 +255,7 @@ impl Drop for Core {
         let deferred = std::mem::take(&mut self.movers.ctx.deferred);
         on_thread(move || {
             for (_, mut open) in engines {
-                open.engine.quiesce();
+                open.engine.quiesce(Instant::now() + QUIESCE);
             }
             drop((operations, deferred));
         });

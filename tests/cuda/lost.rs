@@ -4,6 +4,8 @@
 //! Freed memory is only named to the driver, which is what is tested.
 #![allow(unsafe_code)]
 
+use std::time::{Duration, Instant};
+
 use wharf::{MemoryType, Worker, transport::cuda::CudaStream};
 
 use crate::{
@@ -179,7 +181,7 @@ fn nothing_is_left() {
             0 => bench.drain(200),
             // The worker ends with copies under way: they are waited for, reported, and nothing is taken any more.
             1 => {
-                bench.engine.quiesce();
+                bench.quiesce();
                 bench.drain(200);
                 let error = bench
                     .begin(pinned.end(0), device.end(0), 8, 0)
@@ -239,7 +241,9 @@ fn a_stream_that_is_blocked_gives_no_device_up() {
         let after = bench.engine.after(handle.into(), token);
         assert!(after.is_ok(), "{after:?}");
     }
-    bench.engine.quiesce();
+    bench
+        .engine
+        .quiesce(Instant::now() + Duration::from_millis(300));
     bench.drain(7);
     for (_, told) in bench.sink.done.drain(..) {
         let error = told.expect_err("never reached");

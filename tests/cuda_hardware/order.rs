@@ -4,6 +4,8 @@
 //! # Safety
 //! Memory and streams are kept until all copies were reported.
 
+use std::time::Instant;
+
 use wharf::transport::{
     Accelerator, CopyEnd, CopyEngine, CopyRequest, CopySink, SendError, accelerator::DevicePlace,
 };
@@ -11,7 +13,7 @@ use wharf::transport::{
 use crate::{
     device::{self, Current, DEVICE, Kernels},
     suite::{Case, Verdict},
-    support::block_until,
+    support::{LIMIT, block_until},
 };
 
 #[derive(Debug, Default)]
@@ -121,7 +123,7 @@ pub(crate) fn user_streams(case: &mut Case) -> Verdict {
     case.figure("tries", f64::from(tries), "copies");
     case.figure("old bytes with the order", f64::from(stale[0]), "copies");
     case.figure("old bytes without", f64::from(stale[1]), "copies");
-    engine.quiesce();
+    engine.quiesce(Instant::now() + LIMIT);
     drop(engine);
     current.free(memory);
     current.free_pinned(host);

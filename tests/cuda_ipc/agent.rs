@@ -4,16 +4,17 @@
 //! Copies are between memory that the test keeps, or that it means to lose; the contexts are entered around them.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, future::Future};
+use std::{ffi::c_void, future::Future, time::Duration};
 
 use tokio::runtime::Runtime;
 
 use crate::{
+    accelerator::ipc::handover::DEADLINE,
     api::{self, Access, PoolProps, Prop, control, ok},
     driver::cuda::{Cuda, CudaContext},
     error::{Error, ErrorKind},
     ipc::CudaSharing,
-    support::{Child, Parent, block_until, emulated},
+    support::{Child, LIMIT, Parent, block_until, emulated},
     sys::identity::identity,
     transport::accelerator::{Export, ImportedMemory},
     types::{Identity, MemoryType},
@@ -63,6 +64,12 @@ impl Agent {
         }
     }
 
+    /// So much may be open at a time, and so long an exporter is waited for.
+    pub(crate) fn limit(&mut self, most: usize, patience: Duration) {
+        let limited = CudaIpc::with_limits(CudaSharing(cuda()), most, patience);
+        self.ipc = limited.expect("random bytes");
+    }
+
     /// Allocates; `kind` as in [`allocate`].
     pub(crate) fn allocate(&self, kind: &str, len: usize, device: u16) -> u64 {
         let context = &self.contexts[usize::from(device)];
@@ -92,7 +99,7 @@ impl Agent {
         let import = self.ipc.import(&unhex(descriptor), peer);
         match self
             .runtime
-            .block_on(crate::support::watchdog(crate::support::LIMIT, import))
+            .block_on(crate::support::watchdog(LIMIT, import))
         {
             Ok(imported) => {
                 let MemoryType::Cuda(device) = imported.memory_type() else {
@@ -180,8 +187,7 @@ impl Agent {
                 "written".to_owned()
             }
             ["limit", most] => {
-                let limited = CudaIpc::with_limit(CudaSharing(cuda()), number(most) as usize);
-                self.ipc = limited.expect("random bytes");
+                self.limit(number(most) as usize, DEADLINE);
                 "limited".to_owned()
             }
             ["close"] => {

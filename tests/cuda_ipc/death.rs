@@ -1,5 +1,7 @@
 //! Processes that end, stop, or are others by now.
 
+use std::time::Duration;
+
 use nix::sys::signal::{Signal, kill};
 
 use crate::{
@@ -56,7 +58,7 @@ fn an_exporter_that_is_killed_in_the_middle_of_an_opening() {
     let import = near.ipc.import(&unhex(exported(&answer)), &far.who);
     let ended = runtime().block_on(watchdog(LIMIT, async {
         let mut import = std::pin::pin!(import);
-        let early = tokio::time::timeout(std::time::Duration::from_millis(100), &mut import).await;
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut import).await;
         assert!(early.is_err(), "nobody answers");
         kill(pid, Signal::SIGKILL).expect("it is there");
         import.await
@@ -78,6 +80,7 @@ fn an_exporter_that_does_not_answer_is_given_up() {
         return agent::serve(parent);
     }
     let mut near = Agent::new();
+    near.limit(8, Duration::from_millis(500));
     let mut far = Far::start(this_test!(), &[]);
     let at = far.number(format_args!("allocate pool {BLOCK} 0"));
     let answer = far.ask(format_args!("export {at} {BLOCK}"));

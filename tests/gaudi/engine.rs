@@ -4,7 +4,10 @@
 //! The tests keep memory until its copies were reported, or the engine was dropped.
 #![allow(unsafe_code)]
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use wharf::{
     Error, ErrorKind, MemoryType, Result,
@@ -255,7 +258,7 @@ fn an_engine_that_is_dropped_waits_for_its_copies() {
         bench.begin(from, to, 5000, token).expect("room");
     }
     bench.engine.flush();
-    bench.engine.quiesce();
+    bench.engine.quiesce(Instant::now() + LIMIT);
     bench.host.fill(0);
     assert_eq!(bench.machine.live("running"), 0);
     bench.drain(10);
@@ -276,7 +279,9 @@ fn a_card_that_does_not_end_its_work_is_closed_with_the_engine() {
         bench.machine.live("running") > 0
     });
     let closed = bench.machine.calls("hlthunk_close");
-    bench.engine.quiesce();
+    bench
+        .engine
+        .quiesce(Instant::now() + Duration::from_millis(300));
     assert_eq!(bench.machine.calls("hlthunk_close"), closed + 1);
     // A process that another test is just starting may have a copy of the descriptor.
     block_until("the other card alone", || {

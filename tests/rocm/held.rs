@@ -159,7 +159,7 @@ fn no_stream_is_left_waiting() {
         block_until("it waits", || control("live").contains("handlers"));
         control("release 0");
     });
-    held.bench.engine.quiesce();
+    held.bench.quiesce();
     releases.join().expect("ends");
     let Held { hip, bench, .. } = held;
     drop(bench);

@@ -93,7 +93,7 @@ fn a_device_lost_under_copies_ends_it_and_nothing_else() {
     bench.engine.progress(8, &mut bench.sink);
     let error = bench.sink.lost.take().expect("told");
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    bench.engine.quiesce();
+    bench.quiesce();
 }
 
 /// A copy that the device could not make is that copy's alone.

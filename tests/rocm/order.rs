@@ -4,6 +4,8 @@
 //! The library that is loaded runs nothing when it is.
 #![allow(unsafe_code)]
 
+use std::time::{Duration, Instant};
+
 use wharf::{
     MemoryType,
     transport::{SendError, accelerator::DevicePlace},
@@ -71,6 +73,9 @@ fn a_place_is_told_when_it_is_reached() {
         .expect("copies");
     // Left behind at the end.
     after(&mut bench, 16 * 1_000_000, 9).expect("marks");
+    bench
+        .engine
+        .quiesce(Instant::now() + Duration::from_millis(300));
     let place: DevicePlace = stream(0).into();
     assert_eq!(place.accelerator(), "rocm_copy");
     drop(bench);

@@ -93,7 +93,7 @@ fn the_device_fails_while_it_is_staged() {
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
     // Nobody touches it any more.
     drop(bytes);
-    bench.engine.quiesce();
+    bench.quiesce();
 }
 
 /// Memory that goes away while its lock is kept is not taken for what comes after it.

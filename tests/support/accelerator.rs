@@ -594,7 +594,13 @@ impl CopyEngine for Engine {
         self.queue.armed.store(false, Ordering::SeqCst);
     }
 
-    fn quiesce(&mut self) {
+    fn quiesce(&mut self, deadline: Instant) {
+        // Long enough for what is slow, and an end for what hangs.
+        let time = deadline.saturating_duration_since(Instant::now());
+        if !(Duration::from_secs(1)..=Duration::from_secs(10)).contains(&time) {
+            self.shared
+                .violation(format!("brought to rest within {time:?}"));
+        }
         let mut state = self.queue.state.lock();
         // Ends what is stuck.
         state.ended = true;

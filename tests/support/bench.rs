@@ -116,6 +116,11 @@ impl<A: Accelerator> Bench<A> {
         }
     }
 
+    /// Ends the engine, as a worker does.
+    pub(crate) fn quiesce(&mut self) {
+        self.engine.quiesce(Instant::now() + Duration::from_secs(5));
+    }
+
     /// Polls until so many more were reported.
     pub(crate) fn drain(&mut self, count: usize) {
         let wanted = self.sink.done.len() + count;

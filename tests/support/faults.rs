@@ -103,7 +103,7 @@ pub(crate) trait Vendor {
             }
         }
         self.last(run, bench);
-        bench.engine.quiesce();
+        bench.quiesce();
         run.settle(bench);
     }
 

@@ -1,6 +1,6 @@
 //! The traits that a device's transport implements and the worker drives, and their words.
 
-use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc};
+use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc, time::Instant};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -390,9 +390,9 @@ pub trait CopyEngine: Send + fmt::Debug {
     /// Takes back [`CopyEngine::arm`]: this side polls again.
     fn disarm(&mut self);
 
-    /// Waits until nothing is under way; what is not over within a few seconds is given up with the device, and its memory is never
-    /// touched again by it or never freed. Called before the engine is dropped, on a thread that may block.
-    fn quiesce(&mut self);
+    /// Waits until nothing is under way; what is not over at `deadline` is given up with the device, and its memory is never
+    /// touched again by it or never freed. Closing that may take a second more. Called before the engine is dropped, on a thread that may block.
+    fn quiesce(&mut self, deadline: Instant);
 }
 
 #[cold]

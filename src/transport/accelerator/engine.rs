@@ -40,7 +40,7 @@ const SILENT: Duration = Duration::from_millis(1);
 const PLACE_LOOKS: u32 = 32;
 /// After so many looks at the words without a result the time is looked at.
 const LOOKS: u32 = 1024;
-/// How long [`CopyEngine::quiesce`] waits.
+/// How long an engine waits that is dropped before it was brought to rest.
 const QUIESCE: Duration = Duration::from_secs(5);
 
 /// Tokens of the fds.
@@ -733,11 +733,10 @@ impl<V: Vendor> CopyEngine for Engine<V> {
         self.check |= self.timer.stop();
     }
 
-    fn quiesce(&mut self) {
+    fn quiesce(&mut self, deadline: Instant) {
         if self.closed {
             return;
         }
-        let deadline = Instant::now() + QUIESCE;
         let mut pause = Duration::from_micros(20);
         let mut checked = Instant::now();
         loop {
@@ -787,7 +786,7 @@ impl<V: Vendor> CopyEngine for Engine<V> {
 impl<V: Vendor> Drop for Engine<V> {
     fn drop(&mut self) {
         // Nothing may touch the copies' memory afterwards. Nothing is left to wait for where this was called before.
-        self.quiesce();
+        self.quiesce(Instant::now() + QUIESCE);
     }
 }
 

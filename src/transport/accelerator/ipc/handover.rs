@@ -197,8 +197,8 @@ const REFUSED: u8 = 2;
 
 /// How long the exporter waits for a process that asks: another may be waiting behind it.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long the importer waits, for all of it.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// How long an importer waits, for all of it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The thread: until the socket is shut down.
 fn serve(listener: &UnixListener, secret: &[u8; 32], make: impl Fn(Wanted) -> Result<OwnedFd>) {
@@ -280,13 +280,17 @@ fn refuse(socket: &UnixStream, status: u8, why: &str, deadline: Instant) -> io::
     fd_passing::send(socket.as_fd(), &bytes, &[]).map(drop)
 }
 
-/// Fetches a descriptor from the process that exports. May block for as long as [`DEADLINE`].
+/// Fetches a descriptor from the process that exports. May block until the deadline.
 ///
 /// # Errors
 /// `StaleKey`: the memory is freed; `PermissionDenied`: another user; `PeerDied`, `Unreachable`: nobody answers; `Rejected`: what the exporter said;
 /// `Protocol`: it said something else.
-pub(crate) fn fetch(ticket: &Ticket, wanted: Wanted, from: &Identity) -> Result<OwnedFd> {
-    let deadline = Instant::now() + DEADLINE;
+pub(crate) fn fetch(
+    ticket: &Ticket,
+    wanted: Wanted,
+    from: &Identity,
+    deadline: Instant,
+) -> Result<OwnedFd> {
     let failed = |error: io::Error| {
         match error.kind() {
         io::ErrorKind::ConnectionRefused if from.net_namespace != identity().net_namespace => {

@@ -34,6 +34,7 @@ mod sharing;
 use std::{
     fmt, io,
     sync::{Arc, OnceLock},
+    time::{Duration, Instant},
 };
 
 use cache::{Cache, Counts, Key, Lease};
@@ -58,6 +59,8 @@ pub(crate) struct Ipc<S: Sharing> {
     sharing: Arc<S>,
     exporter: Exporter<S>,
     opened: Cache<Allocation<S::Way>, S::Opened>,
+    /// How long an exporter is waited for.
+    patience: Duration,
 }
 
 impl<S: Sharing> Ipc<S> {
@@ -66,19 +69,20 @@ impl<S: Sharing> Ipc<S> {
     /// # Errors
     /// The system has no random numbers.
     pub(crate) fn new(sharing: S) -> Result<Self> {
-        Self::with_limit(sharing, MOST)
+        Self::with_limits(sharing, MOST, handover::DEADLINE)
     }
 
-    /// With another limit than [`MOST`], at least 1.
+    /// With other limits than [`MOST`] and [`handover::DEADLINE`]; `most` is at least 1.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub(crate) fn with_limit(sharing: S, limit: usize) -> Result<Self> {
+    pub(crate) fn with_limits(sharing: S, most: usize, patience: Duration) -> Result<Self> {
         let sharing = Arc::new(sharing);
         Ok(Self {
             exporter: Exporter::new(Arc::clone(&sharing), origin()?.clone()),
-            opened: Cache::new(limit),
+            opened: Cache::new(most),
             sharing,
+            patience,
         })
     }
 
@@ -104,6 +108,7 @@ impl<S: Sharing> Ipc<S> {
     pub(crate) fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
         let judged = Self::decode(descriptor, peer);
         let (sharing, opened) = (Arc::clone(&self.sharing), self.opened.clone());
+        let patience = self.patience;
         Box::pin(async move {
             let descriptor = judged?;
             if descriptor.allocation.origin == *origin()? {
@@ -112,7 +117,7 @@ impl<S: Sharing> Ipc<S> {
             let allocation = descriptor.allocation.clone();
             let lease = opened
                 .get(&descriptor.allocation, may_live, move || {
-                    open(&*sharing, &allocation)
+                    open(&*sharing, &allocation, patience)
                 })
                 .await?;
             Self::imported_by(lease, &descriptor)
@@ -216,7 +221,11 @@ fn may_live<W>(allocation: &Allocation<W>) -> bool {
 }
 
 /// Opens it. Takes about a millisecond, and more the first time; blocks.
-fn open<S: Sharing>(sharing: &S, allocation: &Allocation<S::Way>) -> Result<S::Opened> {
+fn open<S: Sharing>(
+    sharing: &S,
+    allocation: &Allocation<S::Way>,
+    patience: Duration,
+) -> Result<S::Opened> {
     if !may_live(allocation) {
         return Err(Error::new(
             ErrorKind::PeerDied,
@@ -232,7 +241,8 @@ fn open<S: Sharing>(sharing: &S, allocation: &Allocation<S::Way>) -> Result<S::O
                 id: allocation.id,
             };
             let from = &allocation.origin.identity;
-            Some(handover::fetch(ticket, wanted, from)?)
+            let deadline = Instant::now() + patience;
+            Some(handover::fetch(ticket, wanted, from, deadline)?)
         }
         None => None,
     };
