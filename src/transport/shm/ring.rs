@@ -1076,24 +1076,80 @@ mod tests {
         bytes(number, lengths[number as usize % 8])
     }
 
+    /// How a message is taken.
+    #[derive(Clone, Copy)]
+    enum By {
+        Order,
+        Wanted,
+        InPlace,
+    }
+
     /// Takes what is there, each the next one.
-    fn take_all(consumer: &mut Consumer, taken: &mut u64) {
+    fn take_all(consumer: &mut Consumer, taken: &mut u64, by: By) {
+        let mut room = vec![0; 2 * MAX_NEAR];
         loop {
-            let found = consumer.take(|_, header, body, _| {
-                assert_eq!(header, *taken);
-                assert_eq!(body, some(header));
-                Ok(())
-            });
+            let body = some(*taken);
+            let found = match by {
+                By::Order => consumer.take(|_, header, found, _| {
+                    assert_eq!((header, found), (*taken, &body[..]));
+                    Ok(())
+                }),
+                By::Wanted => Ok(wanted(consumer, *taken, &mut room) == Some(body.len())
+                    && room[..body.len()] == body),
+                By::InPlace => {
+                    Ok(in_place(consumer, *taken).is_some_and(|held| held.to_vec() == body))
+                }
+            };
             if !found.expect("an honest peer") {
+                assert!(!consumer.has_message(), "message {taken} is not taken");
                 return;
             }
             *taken += 1;
         }
     }
 
+    /// As an interface does, for the message with this header alone.
+    fn wanted(consumer: &mut Consumer, header: u64, room: &mut [u8]) -> Option<usize> {
+        let wanted = Wanted {
+            id: 1,
+            header,
+            mask: u64::MAX,
+            address: room.as_mut_ptr(),
+            room: room.len(),
+            looks: 0,
+        };
+        // SAFETY: the room is there, and nobody else has it.
+        match unsafe { consumer.take_inline(&wanted) } {
+            Inline::Taken { length, .. } => Some(length),
+            Inline::Nothing => None,
+            // SAFETY: as above.
+            Inline::Other => unsafe { consumer.take_wanted(&wanted) }.map(|(_, length)| length),
+        }
+    }
+
+    /// The same where it lies.
+    fn in_place(consumer: &mut Consumer, header: u64) -> Option<HeldBytes> {
+        // SAFETY: it is dropped before the consumer is.
+        match unsafe { consumer.hold_inline(1, header, u64::MAX, 0) } {
+            InlineInPlace::Held { held, .. } => Some(held),
+            InlineInPlace::Nothing => None,
+            InlineInPlace::Other => {
+                // SAFETY: as above.
+                let held = unsafe { consumer.take_in_place(1, header, u64::MAX) };
+                held.map(|(_, held)| held)
+            }
+        }
+    }
+
     /// The receiver keeps up, lags and keeps up again: in order and whole.
     #[test]
     fn who_is_answered_sends_by_near_cells_until_they_are_full() {
+        for by in [By::Order, By::Wanted, By::InPlace] {
+            near_until_full(by);
+        }
+    }
+
+    fn near_until_full(by: By) {
         let ring = Ring::new();
         let (mut producer, mut consumer) = ends(&ring);
         let (mut sent, mut taken) = (0, 0);
@@ -1106,7 +1162,7 @@ mod tests {
         };
         for _ in 0..100 {
             assert!(send(&mut producer));
-            take_all(&mut consumer, &mut taken);
+            take_all(&mut consumer, &mut taken, by);
         }
         assert!(producer.cells.is_near() && consumer.cells.is_near());
         // The receiver is slower: they fill, and the rest goes to the others.
@@ -1114,11 +1170,11 @@ mod tests {
             assert!(send(&mut producer));
         }
         assert!(!producer.cells.is_near() && consumer.cells.is_near());
-        take_all(&mut consumer, &mut taken);
+        take_all(&mut consumer, &mut taken, by);
         assert!(!consumer.cells.is_near());
         for _ in 0..3 * CELLS {
             assert!(send(&mut producer));
-            take_all(&mut consumer, &mut taken);
+            take_all(&mut consumer, &mut taken, by);
         }
         assert!(producer.cells.is_near() && consumer.cells.is_near());
         // Nobody answers.
