@@ -49,10 +49,13 @@ fn start_time(id: u32) -> Option<u64> {
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The kernel's number of this thread.
+/// The kernel's number of this thread; in a child of `fork`, that of the parent's thread.
 pub fn thread_id() -> i32 {
-    // SAFETY: it has no arguments and cannot fail.
-    unsafe { libc::gettid() }
+    thread_local! {
+        // SAFETY: it has no arguments and cannot fail.
+        static ID: i32 = unsafe { libc::gettid() };
+    }
+    ID.with(|id| *id)
 }
 
 /// Takes descriptor `fd` of `process`.
