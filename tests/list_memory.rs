@@ -58,7 +58,7 @@ async fn pair(transport: &str) -> (Worker, Worker, [Endpoint; 2]) {
     let builder = Context::builder()
         .transports(transport)
         .expect("a transport");
-    let context = builder.build().expect("a context");
+    let context = builder.ops_window(WINDOW).build().expect("a context");
     let here = Worker::new(&context).expect("a worker");
     let there = Worker::new(&context).expect("a worker");
     let listener = there.listen("127.0.0.1:0").await.expect("a listener");
@@ -99,8 +99,10 @@ fn run(scenario: impl Future<Output = ()>) {
     });
 }
 
+/// Operations that may be posted at a time.
+const WINDOW: usize = 1024;
 /// What so many operations take by themselves, with room to spare: far less than their bytes.
-const LIMIT: usize = 32 << 20;
+const LIMIT: usize = WINDOW << 13;
 
 /// A short active message that is copied allocates nothing.
 #[test]
@@ -135,7 +137,7 @@ fn lists_that_wait_for_room_take_no_copy() {
             let (_here, there, [endpoint, _accepted]) = pair(transport).await;
             let (posted, taken) = fill(|| Ok(endpoint.tag_send(Tag(1), list(length)).post()?));
             let limit = LIMIT.min(posted.len() * length / 2);
-            assert!(posted.len() >= 4000);
+            assert!(posted.len() >= WINDOW);
             assert!(
                 taken < limit,
                 "{transport}: {taken} bytes for {} lists",
@@ -151,7 +153,7 @@ fn lists_that_wait_for_room_take_no_copy() {
             let mut inbox = there.active_messages(AmId(3)).open().expect("an inbox");
             let (posted, taken) =
                 fill(|| Ok(endpoint.am_send(AmId(3), "", list(length)).post()?));
-            assert!(posted.len() >= 4000);
+            assert!(posted.len() >= WINDOW);
             let limit = LIMIT.min(posted.len() * length / 2);
             assert!(
                 taken < limit,

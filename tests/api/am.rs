@@ -72,7 +72,7 @@ async fn until_accepted(endpoint: &Endpoint, id: AmId, header: &'static str) {
     }
 }
 
-scenarios! { everywhere:
+scenarios! { everywhere, and under TLS on threads:
     /// Bytes that are only lent for the call or the first poll.
     async fn copies(way: Way) {
         let pair = way.pair().await;

@@ -182,33 +182,6 @@ scenarios! { everywhere:
         }
     }
 
-    /// A million of the shortest.
-    async fn a_million_blocks(way: Way) {
-        // As many over each carrier; what differs from these by a facility that is taken away has fewer. An emulated processor takes a minute for a million.
-        let all = !in_machine() && matches!(way, Way::Shm | Way::Tcp);
-        let count = if all { 1_000_000 } else { 100_000 };
-        let pair = way.pair().await;
-        for own in MEMORIES {
-            let (region, remote) = exposed(&pair, memory(&pair.there, own, 16 * count).await, BOTH).await;
-            // Odd multiples visit every place.
-            let blocks: Vec<Block> = (0..count).map(|index| Block { offset: index * 611_953 % count * 16 + 5, len: 8 }).collect();
-            let layout = remote.indexed(blocks.clone());
-            let source = pattern(8 * count, 1);
-            pair.here.endpoint.put(source, layout.clone()).await.expect("put");
-            let mut wanted = vec![0; 16 * count];
-            for (block, bytes) in blocks.iter().zip(source.chunks(8)) {
-                wanted[block.offset..][..8].copy_from_slice(bytes);
-            }
-            same(&content(&region), &wanted, "a million blocks put");
-            let got = pair.here.endpoint.get(layout, vec![0; 8 * count]).await.expect("got");
-            same(&got, source, "a million blocks got");
-            let every = remote.strided(5, 8, 16, count).expect("within");
-            pair.here.endpoint.put(source, every.clone()).await.expect("put");
-            let got = pair.here.endpoint.get(every, vec![0; 8 * count]).await.expect("got");
-            same(&got, source, "a million strided blocks");
-        }
-    }
-
     /// Lists of buffers on this side, blocks on the other.
     async fn lists_and_blocks(way: Way) {
         let pair = way.pair().await;
@@ -417,5 +390,34 @@ scenarios! { between workers:
         let buffer = BufferMut::from(vec![1; 5]);
         let error = other.here.endpoint.get(layout, buffer).await.expect_err("another endpoint");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+scenarios! { on each carrier:
+    /// A million of the shortest.
+    async fn a_million_blocks(way: Way) {
+        // As many over each carrier; what differs from these by a facility that is taken away has fewer. An emulated processor takes a minute for a million.
+        let all = !in_machine() && matches!(way, Way::Shm | Way::Tcp);
+        let count = if all { 1_000_000 } else { 100_000 };
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            let (region, remote) = exposed(&pair, memory(&pair.there, own, 16 * count).await, BOTH).await;
+            // Odd multiples visit every place.
+            let blocks: Vec<Block> = (0..count).map(|index| Block { offset: index * 611_953 % count * 16 + 5, len: 8 }).collect();
+            let layout = remote.indexed(blocks.clone());
+            let source = pattern(8 * count, 1);
+            pair.here.endpoint.put(source, layout.clone()).await.expect("put");
+            let mut wanted = vec![0; 16 * count];
+            for (block, bytes) in blocks.iter().zip(source.chunks(8)) {
+                wanted[block.offset..][..8].copy_from_slice(bytes);
+            }
+            same(&content(&region), &wanted, "a million blocks put");
+            let got = pair.here.endpoint.get(layout, vec![0; 8 * count]).await.expect("got");
+            same(&got, source, "a million blocks got");
+            let every = remote.strided(5, 8, 16, count).expect("within");
+            pair.here.endpoint.put(source, every.clone()).await.expect("put");
+            let got = pair.here.endpoint.get(every, vec![0; 8 * count]).await.expect("got");
+            same(&got, source, "a million strided blocks");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! What the public interface promises, on every path a connection can take.
 //!
-//! Each scenario is written once, by [`scenarios!`], and becomes a test for each [`Way`]: to oneself, over shared memory, over
-//! shared memory with a facility taken away, over TCP; and for two of them on a runtime with several threads as well. Both ends
-//! live in this process (`tests/process` has them in two).
+//! Each scenario is written once, by [`scenarios!`], and becomes a test for each [`Way`] that has a part in it: to oneself, over shared
+//! memory, over that with a facility taken away, over TCP with and without TLS, over emulated RDMA devices; and on a runtime with several
+//! threads as well. Both ends live in this process (`tests/process` has them in two).
 
 #[path = "../support/mod.rs"]
 mod support;

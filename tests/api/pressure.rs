@@ -62,42 +62,6 @@ scenarios! { everywhere:
         assert_eq!(endpoint.ready().await.expect_err("no connection").kind(), ErrorKind::Closed);
     }
 
-    /// More messages than may be announced at a time: the rest waits at the sender, in order.
-    async fn more_than_may_be_announced(way: Way) {
-        const COUNT: usize = 5000;
-        let context = way.builder().rendezvous_threshold(64).build().expect("a context");
-        let pair = Pair::of(&context, way).await;
-        let sends = join_all((0..COUNT).map(|index| pair.here.endpoint.tag_send(1, pattern(100, index))));
-        let receives = async {
-            a_while().await;
-            for index in 0..COUNT {
-                same(&pair.there.receive(1, 100).await, pattern(100, index), index);
-            }
-        };
-        let (sends, ()) = tokio::join!(sends, receives);
-        sends.into_iter().for_each(|send| send.expect("sent"));
-        // Forgotten ones are delivered as well.
-        let mut sends: Vec<_> = (0..COUNT).map(|index| pair.here.endpoint.tag_send(2, pattern(100, index))).collect();
-        for send in &mut sends {
-            let _ = futures::poll!(std::pin::Pin::new(send));
-        }
-        drop(sends);
-        for index in 0..COUNT {
-            same(&pair.there.receive(2, 100).await, pattern(100, index), index);
-        }
-        // Cancelled ones leave their places.
-        for round in 0..3 {
-            let sends: Vec<_> = (0..COUNT / 2).map(|index| {
-                pair.here.endpoint.tag_send(3, pattern(100, index)).post().expect("room")
-            }).collect();
-            for send in join_all(sends.into_iter().map(wharf::Op::cancel)).await {
-                assert_eq!(send.expect_err("nobody received it").kind(), ErrorKind::Canceled, "{round}");
-            }
-        }
-        assert_eq!(pair.there.worker.tag_probe(3, Mask::ALL), None);
-        pair.here.endpoint.flush().await.expect("nothing is left");
-    }
-
     /// The owner of a buffer may do anything when it is dropped, and so use the worker whose operation held the buffer.
     async fn owner_that_uses_the_worker(way: Way) {
         struct Owner {
@@ -604,5 +568,43 @@ fn slow_reader_stalls_nobody_else() {
             to_slow.close().await.expect("closed");
         });
         slow.join().expect("all received");
+    }
+}
+
+scenarios! { on each carrier:
+    /// More messages than may be announced at a time: the rest waits at the sender, in order.
+    async fn more_than_may_be_announced(way: Way) {
+        const COUNT: usize = 5000;
+        let context = way.builder().rendezvous_threshold(64).build().expect("a context");
+        let pair = Pair::of(&context, way).await;
+        let sends = join_all((0..COUNT).map(|index| pair.here.endpoint.tag_send(1, pattern(100, index))));
+        let receives = async {
+            a_while().await;
+            for index in 0..COUNT {
+                same(&pair.there.receive(1, 100).await, pattern(100, index), index);
+            }
+        };
+        let (sends, ()) = tokio::join!(sends, receives);
+        sends.into_iter().for_each(|send| send.expect("sent"));
+        // Forgotten ones are delivered as well.
+        let mut sends: Vec<_> = (0..COUNT).map(|index| pair.here.endpoint.tag_send(2, pattern(100, index))).collect();
+        for send in &mut sends {
+            let _ = futures::poll!(std::pin::Pin::new(send));
+        }
+        drop(sends);
+        for index in 0..COUNT {
+            same(&pair.there.receive(2, 100).await, pattern(100, index), index);
+        }
+        // Cancelled ones leave their places.
+        for round in 0..2 {
+            let sends: Vec<_> = (0..COUNT / 2).map(|index| {
+                pair.here.endpoint.tag_send(3, pattern(100, index)).post().expect("room")
+            }).collect();
+            for send in join_all(sends.into_iter().map(wharf::Op::cancel)).await {
+                assert_eq!(send.expect_err("nobody received it").kind(), ErrorKind::Canceled, "{round}");
+            }
+        }
+        assert_eq!(pair.there.worker.tag_probe(3, Mask::ALL), None);
+        pair.here.endpoint.flush().await.expect("nothing is left");
     }
 }

@@ -3,10 +3,14 @@
 /// Makes scenarios into tests.
 ///
 /// `everywhere` runs them on all ways, `between workers` on those with two workers. `on each carrier` leaves out what has no part in where bytes go: how a
-/// peer's death is seen, and who runs the tasks; `on each carrier and threads` only the first.
+/// peer's death is seen, and who runs the tasks; `on each carrier and threads` only the first. Sessions of TLS hand buffers to each other on their threads: `everywhere,
+/// and under TLS on threads` is for what sends bytes of its own by each kind of message.
 macro_rules! scenarios {
     (everywhere: $($scenarios:tt)*) => {
         scenarios!(@each [own carriers deaths threads] $($scenarios)*);
+    };
+    (everywhere, and under TLS on threads: $($scenarios:tt)*) => {
+        scenarios!(@each [own carriers deaths threads tls_threads] $($scenarios)*);
     };
     (between workers: $($scenarios:tt)*) => {
         scenarios!(@each [carriers deaths threads] $($scenarios)*);
@@ -64,6 +68,13 @@ macro_rules! scenarios {
             run($scenario(Way::ShmWithoutPidfd));
         }
     };
+    (@tls_threads $scenario:ident) => {
+        #[cfg(feature = "tls")]
+        #[test]
+        fn tls_on_threads() {
+            run_on_threads($scenario(Way::Tls));
+        }
+    };
     (@threads $scenario:ident) => {
         #[test]
         fn shm_on_threads() {
@@ -72,11 +83,6 @@ macro_rules! scenarios {
         #[test]
         fn tcp_on_threads() {
             run_on_threads($scenario(Way::Tcp));
-        }
-        #[cfg(feature = "tls")]
-        #[test]
-        fn tls_on_threads() {
-            run_on_threads($scenario(Way::Tls));
         }
         #[cfg(feature = "verbs")]
         #[test]

@@ -62,7 +62,7 @@ async fn fill(stream: &mut (impl AsyncWrite + Unpin), piece: usize) -> usize {
     }
 }
 
-scenarios! { everywhere:
+scenarios! { everywhere, and under TLS on threads:
     /// Bytes of all sizes, there and back.
     async fn echoed(way: Way) {
         let pair = way.pair().await;

@@ -10,7 +10,7 @@ use crate::{
     support::{at_rest, until},
 };
 
-scenarios! { everywhere:
+scenarios! { everywhere, and under TLS on threads:
     /// A future that is polled after its end, which is a mistake, does nothing again.
     async fn polled_twice(way: Way) {
         let pair = way.pair().await;

@@ -210,7 +210,8 @@ pub(crate) fn two_runtimes(case: &mut Case) -> Verdict {
     let seconds = std::env::var("WHARFTEST_SOAK")
         .ok()
         .and_then(|text| text.parse().ok());
-    let time = Duration::from_secs(seconds.unwrap_or_else(|| case.pick(60, 1)));
+    let usual = case.pick(Duration::from_secs(60), Duration::from_millis(300));
+    let time = seconds.map_or(usual, Duration::from_secs);
     let rate = |bytes: u64| bytes as f64 / time.as_secs_f64() / 1e9;
     let run = |seed: u64| {
         let limit = time + Duration::from_secs(300);

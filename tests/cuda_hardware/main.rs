@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `WHARFTEST_HARDWARE` | `required`: no driver or device is a failure; `emulated`: the same tests on the emulated driver, whose figures are marked as such |
 //! | `WHARFTEST_REPORT` | the file for the report, in JSON; else `cuda_hardware.json` in the folder for temporary files of the target folder |
-//! | `WHARFTEST_SOAK` | seconds that T19 lasts; 60 on a device, 1 on the emulated driver |
+//! | `WHARFTEST_SOAK` | seconds that T19 lasts; 60 on a device, 0.3 on the emulated driver |
 //! | `WHARF_LIBCUDA` | the driver's file, as for the crate |
 //! | `UCX_WHEEL` | a folder with the package `libucx-cu12`, for T15 |
 //!

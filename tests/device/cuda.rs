@@ -25,6 +25,8 @@ fn passes(tests: &[&str], variables: &[&str]) {
         "--skip",
         "on_threads",
         "--skip",
+        "shm_without_cma",
+        "--skip",
         "tls",
         "--test-threads=4",
     ]);

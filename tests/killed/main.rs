@@ -2,7 +2,7 @@
 //! streams, a memory channel. When all are dead nothing of them is left: no threads, mappings, file descriptors, memory, registrations or entries of
 //! tables, and memory that was exposed to them is its owner's at once.
 //!
-//! Runs for `KILLED_SECONDS` (6 unless told) in all, over shared memory with and without cma, and over tcp, with the feature `tls` under TLS as well. The
+//! Runs for `KILLED_SECONDS` (4 unless told) in all, over shared memory with and without cma, and over tcp, with the feature `tls` under TLS as well. The
 //! emulated RDMA devices are of one process.
 //!
 //! # Safety
@@ -603,7 +603,7 @@ fn peers_killed_at_random() {
         });
     }
     let seconds = env::var("KILLED_SECONDS").ok();
-    let seconds: f64 = seconds.map_or(6.0, |text| text.parse().expect("a number"));
+    let seconds: f64 = seconds.map_or(4.0, |text| text.parse().expect("a number"));
     let paths = [
         "shm",
         "shm without cma",

@@ -1,7 +1,7 @@
 //! All verbs at once for a while: 64 tasks on 4 workers, each with a connection of its own, every byte checked. Nothing may be lost, and nothing may
 //! grow: no memory, no file descriptors, no entries in the tables of operations.
 //!
-//! Runs for `SOAK_SECONDS` (3 unless told) over each of shared memory, tcp and the emulated RDMA devices, one after the other in one process.
+//! Runs for `SOAK_SECONDS` (2 unless told) over each of shared memory, with and without cma, tcp and the emulated RDMA devices, one after the other in one process.
 //!
 //! # Safety
 //! A variable is set before anything else runs. The allocator is asked to give free memory back, which it may do at any time.
@@ -474,7 +474,7 @@ fn all_verbs_at_once() {
     let seconds = std::env::var("SOAK_SECONDS")
         .ok()
         .and_then(|seconds| seconds.parse().ok())
-        .unwrap_or(3);
+        .unwrap_or(2);
     // SAFETY: the only test of this program: nobody reads variables yet.
     unsafe { std::env::set_var("WHARF_LIBIBVERBS", support::emulated::verbs()) };
     for transports in ["shm,cma", "tcp", "shm", "rc_verbs"] {

@@ -228,7 +228,7 @@ mod tests {
                 })
             })
             .collect();
-        for _ in 0..2000 {
+        for _ in 0..500 {
             let seen = Arc::new(Seen {
                 start: BASE + 8192,
                 ..Seen::default()
