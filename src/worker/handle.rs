@@ -24,13 +24,12 @@ use crate::{
         held::quotas,
         peer::Peer,
         reactor::{self, Reactor},
-        shared::{Shared, Transport},
+        shared::{RUNTIME_ENDED, Shared, Transport},
     },
 };
 
 /// Why nothing begins on a worker any more.
 const SHUT_DOWN: &str = "the worker was shut down";
-const RUNTIME_ENDED: &str = "the worker's Tokio runtime has ended";
 
 /// What the last handle's drop leaves the connections to say goodbye.
 const DROP_DEADLINE: Duration = Duration::from_secs(5);

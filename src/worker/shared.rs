@@ -18,11 +18,11 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    task::{Context as TaskContext, Poll, Waker},
+    task::{Context as TaskContext, Poll, Waker, ready},
     time::{Duration, Instant},
 };
 
-use futures::task::AtomicWaker;
+use futures::{FutureExt, task::AtomicWaker};
 
 use crate::{
     Context,
@@ -46,6 +46,9 @@ use crate::{
         turn,
     },
 };
+
+/// Why nothing begins on a worker any more that nobody shut down.
+pub(in crate::worker) const RUNTIME_ENDED: &str = "the worker's Tokio runtime has ended";
 
 /// Laps between two looks at the fds (a system call, 0.8 µs), so that futures which never let the runtime's driver run still hear of
 /// new sockets, of room on them, and of peers that went.
@@ -188,9 +191,24 @@ impl Shared {
             }
             let outside = tokio::runtime::Handle::try_current().is_err();
             let _within = outside.then(|| self.runtime.enter());
-            future.as_mut().poll(cx)
+            let result = ready!(future.as_mut().poll(cx));
+            Poll::Ready(result.map_err(|error| self.runtime_or(error, operation)))
         })
         .await
+    }
+
+    /// That the runtime has ended, where that is why something failed: its sockets may say so, in words of their own, before the worker
+    /// has been told.
+    #[cold]
+    fn runtime_or(&self, error: Error, operation: Operation) -> Error {
+        // A runtime that is ending takes no task.
+        let refused = self.runtime.spawn(async {}).now_or_never();
+        match refused {
+            Some(Err(refused)) if refused.is_cancelled() => {
+                Error::new(ErrorKind::Closed, RUNTIME_ENDED).during(operation)
+            }
+            _ => error,
+        }
     }
 
     /// Whether there is a transport of this reach.
