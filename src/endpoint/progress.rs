@@ -125,15 +125,22 @@ impl Stream for ProgressStream {
         };
         let pause = this.pause;
         loop {
-            if let Some(timer) = &mut this.timer {
-                ready!(timer.poll_tick(cx));
-            } else {
+            let timer = &mut this.timer;
+            let look = handle.shared.while_it_runs(|| {
+                if let Some(timer) = timer {
+                    return timer.poll_tick(cx).map(drop);
+                }
                 let _within = handle.shared.runtime.enter();
                 let first = Instant::now() + pause;
-                let mut timer = tokio::time::interval_at(first, pause);
+                let timer = timer.insert(tokio::time::interval_at(first, pause));
                 timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                this.timer = Some(timer);
-            }
+                Poll::Ready(())
+            });
+            // All operations of a worker that was stopped have ended.
+            let Some(look) = look else {
+                return Poll::Ready(None);
+            };
+            ready!(look);
             match this.progress.now() {
                 None => return Poll::Ready(None),
                 now if now == this.last => {}

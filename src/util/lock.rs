@@ -71,6 +71,16 @@ impl<T: ?Sized> RwLock<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, unless somebody has it alone, or waits to.
+    #[inline]
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        match self.0.try_read() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Locks it alone.
     #[inline]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {

@@ -1,8 +1,6 @@
 //! Deadlines, and what few of the posted operations have besides a place in the table: kept here, as their futures are two words.
 
-use std::{
-    future::Future, pin::Pin, sync::atomic::Ordering::Relaxed, task::Context, time::Duration,
-};
+use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
 use slab::Slab;
 use tokio::{runtime, time::Sleep};
@@ -42,16 +40,21 @@ impl Deadline {
     pub(crate) fn is_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
         match self {
             Self::None => false,
-            // All that it had under way has ended, and the runtime may have with it.
-            _ if shared.stopping.load(Relaxed) => false,
-            Self::After(after) => {
-                // Whoever polls may be outside every runtime: then by the clock of the worker's.
-                let outside = runtime::Handle::try_current().is_err();
-                let _within = outside.then(|| shared.runtime.enter());
-                *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
-                self.is_over(shared, cx)
-            }
+            // All that a worker which was stopped had under way has ended.
+            _ => shared.while_it_runs(|| self.runs_out(shared, cx)) == Some(true),
+        }
+    }
+
+    fn runs_out(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
+        if let Self::After(after) = self {
+            // Whoever polls may be outside every runtime: then by the clock of the worker's.
+            let outside = runtime::Handle::try_current().is_err();
+            let _within = outside.then(|| shared.runtime.enter());
+            *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
+        }
+        match self {
             Self::Running(sleep) => sleep.as_mut().poll(cx).is_ready(),
+            _ => false,
         }
     }
 

@@ -98,7 +98,7 @@ impl Handle {
                 .spawn(move || span.in_scope(|| reactor::run_thread(&driver, &bells)))
                 .map_err(|error| Error::io("the worker's thread", error))?;
             let mut stopped = shared.stopped.subscribe();
-            let ends = Stops(shared.clone(), RUNTIME_ENDED);
+            let ends = Ends(shared.clone());
             shared.runtime.spawn(async move {
                 let _ends = ends;
                 drop(stopped.wait_for(|stopped| *stopped).await);
@@ -106,7 +106,7 @@ impl Handle {
         } else {
             let _runtime = shared.runtime.enter();
             let reactor = Reactor::new(shared.clone())?;
-            let ends = Stops(shared.clone(), RUNTIME_ENDED);
+            let ends = Ends(shared.clone());
             let drives = async move {
                 let _ends = ends;
                 reactor.await;
@@ -191,6 +191,18 @@ impl Drop for Stops {
     fn drop(&mut self) {
         if !fork::forked() && !self.0.stopping.load(Ordering::Acquire) {
             Handle::stop(&self.0, self.1);
+        }
+    }
+}
+
+/// Of a task of the worker's runtime: the worker stops with it, and before the runtime's timers do.
+struct Ends(Arc<Shared>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(Stops(self.0.clone(), RUNTIME_ENDED));
+        if !fork::forked() {
+            self.0.runtime_ends();
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::{
     },
     transport::{Connector, Pair, Reach},
     types::{LinkId, OpKey, WorkerId},
-    util::{wake::wake_all, waker_slot::WakerSlot},
+    util::{lock::RwLock, wake::wake_all, waker_slot::WakerSlot},
     worker::{
         connect::{Accepted, wireup::Wireup},
         engine::Engine,
@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) spin: SpinPolicy,
     pub(crate) linger: LingerPolicy,
     pub(crate) runtime: tokio::runtime::Handle,
+    /// Read by who uses the runtime's timers from outside of it: see [`Shared::while_it_runs`].
+    uses_runtime: RwLock<()>,
     pub(crate) wireup: Wireup,
     /// The doorbell and the fd of the worker's poll, as the reactor waits on them.
     pub(crate) doorbell: Option<OwnedFd>,
@@ -121,6 +123,7 @@ impl Shared {
             transports,
             spin,
             runtime,
+            uses_runtime: RwLock::default(),
             wireup,
             doorbell,
             poll_fd,
@@ -184,17 +187,34 @@ impl Shared {
         let mut stopped = self.stopped.subscribe();
         let mut ends = pin!(stopped.wait_for(|stopped| *stopped));
         let mut future = pin!(future);
+        let closed = || self.with(|engine| engine.closed()).during(operation);
         poll_fn(|cx| {
             if ends.as_mut().poll(cx).is_ready() {
-                let closed = self.with(|engine| engine.closed());
-                return Poll::Ready(Err(closed.during(operation)));
+                return Poll::Ready(Err(closed()));
             }
-            let outside = tokio::runtime::Handle::try_current().is_err();
-            let _within = outside.then(|| self.runtime.enter());
-            let result = ready!(future.as_mut().poll(cx));
+            let polled = self.while_it_runs(|| {
+                let outside = tokio::runtime::Handle::try_current().is_err();
+                let _within = outside.then(|| self.runtime.enter());
+                future.as_mut().poll(cx)
+            });
+            let result = ready!(polled.unwrap_or_else(|| Poll::Ready(Err(closed()))));
             Poll::Ready(result.map_err(|error| self.runtime_or(error, operation)))
         })
         .await
+    }
+
+    /// Does something with timers of the worker's runtime. Tokio's panic when they are polled once their runtime has ended, and it may end on
+    /// another thread at any moment: it waits for what is done here. `None`: the worker was stopped, as it is before its runtime ends.
+    pub(crate) fn while_it_runs<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        // Who has it alone has stopped the worker before.
+        let _stays = self.uses_runtime.try_read()?;
+        let runs = !self.stopping.load(Ordering::Acquire);
+        runs.then(act)
+    }
+
+    /// The runtime drops its tasks, as it does before its timers: waits for those who use them. The worker was stopped.
+    pub(in crate::worker) fn runtime_ends(&self) {
+        drop(self.uses_runtime.write());
     }
 
     /// That the runtime has ended, where that is why something failed: its sockets may say so, in words of their own, before the worker
@@ -587,6 +607,49 @@ impl Shared {
                     crate::worker::peer::Status::Closing { .. } => {}
                 }
             }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::Handle;
+
+    /// A runtime that ends while its timers are polled from outside of it ends after that.
+    #[test]
+    fn a_runtime_ends_after_those_who_use_it() {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        let within = runtime.enter();
+        let context = Context::builder().transports("self").unwrap();
+        let handle = Handle::start(&context.build().unwrap()).unwrap();
+        drop(within);
+        let shared = &handle.shared;
+        let (looks, begun) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let polls = scope.spawn(move || {
+                let mut sleep = None;
+                let sleeps = poll_fn(|cx| {
+                    let day = Duration::from_secs(86_400);
+                    let sleep = sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(day)));
+                    looks.send(()).unwrap();
+                    // Meanwhile the runtime is dropped.
+                    std::thread::sleep(Duration::from_millis(50));
+                    sleep.as_mut().poll(cx).map(Ok)
+                });
+                let mut waits = pin!(shared.unless_stopped(Operation::Connect, sleeps));
+                let mut cx = TaskContext::from_waker(Waker::noop());
+                loop {
+                    if let Poll::Ready(result) = waits.as_mut().poll(&mut cx) {
+                        break result.unwrap_err();
+                    }
+                }
+            });
+            begun.recv().unwrap();
+            drop(runtime);
+            let error = polls.join().expect("no panic");
+            assert!(error.to_string().contains(RUNTIME_ENDED), "{error}");
         });
     }
 }
