@@ -33,7 +33,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 ))]
 pub enum Progress {
     /// Looks while that pays, as measured over the last waits: the future itself for some microseconds and 20 µs at the most (40 over sockets), and
-    /// then the worker between the turns of other tasks, for as long and for byte streams 100 µs; then it sleeps.
+    /// then the worker between the turns of other tasks, for as long, and for byte streams 100 to 250 µs; then it sleeps.
     #[default]
     Adaptive,
     /// Spins for this long, then parks. For a millisecond at the most before the runtime's timers and sockets have their turn.

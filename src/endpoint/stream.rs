@@ -111,13 +111,13 @@ impl Inner {
         self.endpoint.shared()
     }
 
-    /// Waits for what has arrived.
+    /// Waits for what has arrived. `attempt` is told whether it may wait for a moment.
     #[inline]
     fn drive_in<R>(
         &self,
         cx: &mut Context<'_>,
         record: &mut SpinRecord,
-        attempt: impl FnMut(&mut Engine) -> Option<Result<R, Broken>>,
+        attempt: impl FnMut(&mut Engine, bool) -> Option<Result<R, Broken>>,
     ) -> Poll<Result<R, Broken>> {
         let key = self.key;
         let begun = ready!(self.shared().look(Operation::Stream, cx)).map_err(Broken::Ended)?;
@@ -151,7 +151,7 @@ impl Inner {
         begun.glance(
             cx,
             record,
-            |engine| {
+            |engine, _| {
                 if let Some(done) = attempt(engine) {
                     return Some(done);
                 }
@@ -262,7 +262,9 @@ impl ByteReader {
         }
         let key = self.inner.key;
         self.inner
-            .drive_in(cx, &mut self.record, |engine| engine.read_stream_chunk(key))
+            .drive_in(cx, &mut self.record, |engine, patient| {
+                engine.read_stream_chunk(key, patient)
+            })
     }
 }
 
@@ -331,7 +333,9 @@ impl AsyncRead for ByteReader {
         let key = this.inner.key;
         let read = this
             .inner
-            .drive_in(cx, &mut this.record, |engine| engine.read_stream(key, buf));
+            .drive_in(cx, &mut this.record, |engine, patient| {
+                engine.read_stream(key, buf, patient)
+            });
         read.map(|read| read.map(drop).map_err(io::Error::from))
     }
 }

@@ -250,7 +250,7 @@ impl Begun<'_> {
         self,
         cx: &mut TaskContext<'_>,
         record: &mut SpinRecord,
-        attempt: impl FnMut(&mut Engine) -> Option<R>,
+        attempt: impl FnMut(&mut Engine, bool) -> Option<R>,
         park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
         self.shared.glance(cx, record, attempt, park)

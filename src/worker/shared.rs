@@ -316,17 +316,19 @@ impl Shared {
 
     /// As [`Shared::drive`], for a task that may have other things to do before what it waits for can come: unless looking longer has had
     /// success of late it looks once, and leaves it to the reactor to go on looking, between the turns of other tasks, before it arms.
+    /// `attempt` is told whether it may wait for a moment.
     pub(in crate::worker) fn glance<R>(
         &self,
         cx: &mut TaskContext<'_>,
         record: &mut SpinRecord,
-        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
+        mut attempt: impl FnMut(&mut Engine, bool) -> Option<R>,
         mut park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
         let mut look = self.spin.look();
+        let mut patient = record.pays();
         loop {
             let mut engine = self.enter();
-            if let Some(result) = attempt(&mut engine) {
+            if let Some(result) = attempt(&mut engine, patient) {
                 engine.found(look.has_spun());
                 self.leave(engine);
                 self.linger.found(&look, record);
@@ -339,6 +341,7 @@ impl Shared {
                     .spin
                     .look_again(&mut look, record, || engine.looks_cost())
             {
+                patient = true;
                 self.begin_lap(&mut engine);
                 self.leave_lap(engine);
                 continue;

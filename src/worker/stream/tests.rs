@@ -158,7 +158,7 @@ impl Hostile<'_> {
         let link = self.link;
         let peer = self.core().movers.ctx.peer(link).expect("a peer");
         let key = *peer.streams().accepted.open.get(&0).expect("a stream");
-        let chunk = self.engine.read_stream_chunk(key)?;
+        let chunk = self.engine.read_stream_chunk(key, true)?;
         chunk.ok()?.map(|chunk| chunk.to_vec())
     }
 }

@@ -96,11 +96,12 @@ impl Engine {
         read
     }
 
-    /// Reads what there is, or what arrives within a lap. `None`: nothing yet; `Ok(0)`: the end.
+    /// Reads what there is, or, by who is patient, what arrives within a lap. `None`: nothing yet; `Ok(0)`: the end.
     pub(crate) fn read_stream(
         &mut self,
         key: StreamKey,
         buf: &mut ReadBuf<'_>,
+        patient: bool,
     ) -> Option<Result<usize, Broken>> {
         let Some(stream) = self.core.streams.get(key) else {
             return Some(Err(Broken::Ended(crate::worker::send::closed())));
@@ -113,7 +114,7 @@ impl Engine {
         if let Some(read) = self.core.read_here(key, buf) {
             return Some(read);
         }
-        let looks = self.first_looks;
+        let looks = if patient { self.first_looks } else { 0 };
         let read = self.read_next(key, buf, looks);
         if read > 0 {
             return Some(Ok(read));
@@ -127,10 +128,10 @@ impl Engine {
             filled: 0,
         });
         let lent = Lent(self);
-        match looks {
-            0 => lent.0.peek(|core| core.streams.is_read(key)),
-            // It has looked already.
-            _ => drop(lent.0.progress()),
+        // Who has looks has looked already.
+        match patient && looks == 0 {
+            true => lent.0.peek(|core| core.streams.is_read(key)),
+            false => drop(lent.0.progress()),
         }
         let mut passes = 0;
         while passes < MORE && lent.0.core.streams.wants_more() && lent.0.progress() > 0 {
@@ -154,10 +155,11 @@ impl Engine {
         self.core.read_here(key, buf)
     }
 
-    /// The next bytes, without a copy. `Ok(None)`: the end.
+    /// The same without a copy. `Ok(None)`: the end.
     pub(crate) fn read_stream_chunk(
         &mut self,
         key: StreamKey,
+        patient: bool,
     ) -> Option<Result<Option<Bytes>, Broken>> {
         if let Some(stream) = self.core.streams.get(key) {
             stream.reading.waker.take();
@@ -182,11 +184,14 @@ impl Engine {
             Some(stream.read_end()?.map(|_| None))
         };
         let mut found = look(&mut self.core);
-        if found.is_none() {
+        if found.is_none() && patient {
             self.peek(|core| {
                 found = look(core);
                 found.is_some()
             });
+        } else if found.is_none() {
+            self.progress();
+            found = look(&mut self.core);
         }
         found
     }
