@@ -7,9 +7,12 @@ use super::{
     nearest::did_you_mean,
     value::Text,
 };
-use crate::error::{Error, Result};
 #[cfg(feature = "verbs")]
 use crate::{driver::rdmacm::Libraries, transport::verbs::DeviceChoice};
+use crate::{
+    error::{Error, Result},
+    sys::interfaces::interfaces,
+};
 
 /// A selection of interfaces and devices that exist. RDMA devices are named with a port (`rxe0:1`) or without.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,9 +163,8 @@ pub(crate) fn rdma_devices(libraries: &Libraries) -> Vec<String> {
 /// # Errors
 /// What the system said.
 pub(crate) fn system_interfaces() -> Result<Vec<String>> {
-    let list = nix::ifaddrs::getifaddrs()
-        .map_err(|error| Error::io("listing the network interfaces", error))?;
-    let mut names: Vec<String> = list.map(|interface| interface.interface_name).collect();
+    let list = interfaces().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let mut names: Vec<String> = list.into_iter().map(|interface| interface.name).collect();
     names.sort();
     names.dedup();
     Ok(names)
@@ -170,18 +172,10 @@ pub(crate) fn system_interfaces() -> Result<Vec<String>> {
 
 /// The addresses of this machine, with the interface that has each.
 pub(crate) fn interface_addresses() -> Result<Vec<(String, IpAddr)>> {
-    let list = nix::ifaddrs::getifaddrs()
-        .map_err(|error| Error::io("listing the network interfaces", error))?;
-    Ok(list
-        .filter_map(|interface| {
-            let address = interface.address?;
-            let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-                (Some(v4), _) => IpAddr::V4(v4.ip()),
-                (_, Some(v6)) => IpAddr::V6(v6.ip()),
-                _ => return None,
-            };
-            Some((interface.interface_name, ip))
-        })
+    let list = interfaces().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let addresses = list.into_iter();
+    Ok(addresses
+        .filter_map(|interface| Some((interface.name, interface.ip?)))
         .collect())
 }
 

@@ -4,7 +4,10 @@
 //! tell that key from every other.
 
 use curve25519_dalek::MontgomeryPoint;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(
+    feature = "graviola",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 use graviola::key_agreement::x25519;
 use hmac_sha256::Hash;
 use zeroize::Zeroizing;
@@ -33,7 +36,10 @@ impl PublicKey {
 
 /// Whether the assembler's X25519 can be had: in less than half of the time that the other takes, on processors that have what it
 /// is written for.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(
+    feature = "graviola",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 fn is_fast() -> bool {
     // What that library asks at each call, it asserts.
     graviola::util::is_cpu_supported()
@@ -41,7 +47,10 @@ fn is_fast() -> bool {
 
 /// X25519 of a secret and a point that need not be one of the curve.
 fn multiplied(secret: &[u8; 32], point: &[u8; 32]) -> [u8; 32] {
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[cfg(all(
+        feature = "graviola",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))]
     if is_fast() {
         let theirs = x25519::PublicKey::try_from_slice(point).expect("32 bytes");
         // It refuses the points that give zero.
@@ -53,7 +62,10 @@ fn multiplied(secret: &[u8; 32], point: &[u8; 32]) -> [u8; 32] {
 
 /// X25519 of a secret and the base point.
 fn multiplied_base(secret: &[u8; 32]) -> [u8; 32] {
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[cfg(all(
+        feature = "graviola",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))]
     if is_fast() {
         let secret = x25519::StaticPrivateKey::from_array(secret);
         return secret.public_key().as_bytes();

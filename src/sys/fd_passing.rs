@@ -8,11 +8,12 @@
 
 use std::{
     io, mem,
+    net::Shutdown,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr, thread,
 };
 
-use nix::sys::socket::{MsgFlags, Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
+use socket2::SockRef;
 
 /// Most descriptors that go with one message.
 pub(crate) const MAX_FDS: usize = 8;
@@ -37,15 +38,34 @@ pub(crate) struct Credentials {
 /// # Errors
 /// `ENOTSOCK`, or `Unsupported` when it is not a Unix socket.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    let found = getsockopt(&socket, PeerCredentials)?;
+    let mut found = mem::MaybeUninit::<libc::ucred>::uninit();
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the option writes at most so many bytes, and three numbers may have any bytes.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            found.as_mut_ptr().cast(),
+            &mut length,
+        )
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if length as usize != size_of::<libc::ucred>() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    // SAFETY: all of it was written.
+    let found = unsafe { found.assume_init() };
     // Other families answer too, with the process 0 and the user -1.
-    if found.uid() == u32::MAX {
+    if found.uid == u32::MAX {
         return Err(io::ErrorKind::Unsupported.into());
     }
     Ok(Credentials {
-        pid: u32::try_from(found.pid()).unwrap_or(0),
-        uid: found.uid(),
-        gid: found.gid(),
+        pid: u32::try_from(found.pid).unwrap_or(0),
+        uid: found.uid,
+        gid: found.gid,
     })
 }
 
@@ -142,9 +162,11 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) {
 /// [`close_elsewhere`] does. Not for a child made by `fork`: it would end its parent's connection.
 pub(crate) fn close(socket: OwnedFd) {
     // Nothing comes any more from here on.
-    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-    if nix::sys::socket::recv(socket.as_raw_fd(), &mut [0], flags).is_ok_and(|count| count > 0) {
+    let left = SockRef::from(&socket);
+    let _ = left.shutdown(Shutdown::Both);
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let peeked = left.recv_with_flags(&mut [mem::MaybeUninit::uninit()], flags);
+    if peeked.is_ok_and(|count| count > 0) {
         close_elsewhere(vec![socket]);
     }
 }
@@ -272,7 +294,7 @@ mod tests {
             one.as_raw_fd(),
             &[io::IoSlice::new(b"x")],
             &[nix::sys::socket::ControlMessage::ScmRights(&raw)],
-            MsgFlags::empty(),
+            nix::sys::socket::MsgFlags::empty(),
             None,
         )
         .expect("send nine");

@@ -12,6 +12,7 @@ pub(crate) mod fd_passing;
 pub(crate) mod fork;
 pub(crate) mod futex;
 pub(crate) mod identity;
+pub(crate) mod interfaces;
 pub(crate) mod libraries;
 pub(crate) mod mappings;
 pub(crate) mod membarrier;

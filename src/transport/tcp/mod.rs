@@ -35,12 +35,13 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 pub(crate) use options::TcpOptions;
 
 use crate::{
     error::{Error, Result},
+    sys::interfaces::interfaces,
     transport::{DeviceInfo, Opened, Reach, Transport},
 };
 
@@ -75,25 +76,18 @@ impl Transport for Tcp {
 
     /// The network interfaces that have addresses.
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        let list = nix::ifaddrs::getifaddrs()
-            .map_err(|error| Error::io("listing the network interfaces", error))?;
+        let list =
+            interfaces().map_err(|error| Error::io("listing the network interfaces", error))?;
         let mut found: Vec<DeviceInfo> = Vec::new();
         for interface in list {
-            let name = interface.interface_name;
-            let ip = interface.address.and_then(|address| {
-                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-                v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-            });
-            let Some(ip) = ip else { continue };
+            let name = interface.name;
+            let Some(ip) = interface.ip else { continue };
             if let Some(known) = found.iter_mut().find(|known| known.name == name) {
                 known.details.push(("address", ip.to_string()));
                 continue;
             }
             let mut info = DeviceInfo::new(name.as_str()).of_class("net", &name);
-            if !interface
-                .flags
-                .contains(nix::net::if_::InterfaceFlags::IFF_UP)
-            {
+            if !interface.is_up {
                 info.unused = Some("it is down".to_owned());
             }
             if let Some(speed) = crate::sys::topology::interface_speed(&name) {

@@ -13,6 +13,7 @@
 
 use std::{
     fmt, io,
+    net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         linux::net::SocketAddrExt,
@@ -24,10 +25,8 @@ use std::{
 };
 
 use hmac_sha256::HMAC;
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{Shutdown, shutdown},
-};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use socket2::SockRef;
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -159,9 +158,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        use std::os::fd::AsRawFd as _;
         // Ends the thread's `accept`. It cannot fail on a socket that listens.
-        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
     }
 }
 
