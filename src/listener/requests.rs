@@ -253,11 +253,14 @@ impl Incoming {
     #[doc(alias = "ucp_listener_reject")]
     pub async fn reject(mut self, reason: impl Into<String>) {
         if let Some(mut request) = self.request.take() {
-            connect::refuse(
-                &mut request.channel,
-                &Error::new(ErrorKind::Rejected, reason.into()),
-            )
-            .await;
+            let shared = request.shared.clone();
+            let refuses = async {
+                let error = Error::new(ErrorKind::Rejected, reason.into());
+                connect::refuse(&mut request.channel, &error).await;
+                Ok(())
+            };
+            // Where the worker was stopped, the peer finds the connection gone.
+            let _ = shared.unless_stopped(Operation::Accept, refuses).await;
         }
     }
 }

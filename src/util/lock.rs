@@ -81,6 +81,15 @@ impl<T: ?Sized> RwLock<T> {
         }
     }
 
+    /// Locks it alone, if nobody else has it.
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        match self.0.try_write() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Locks it alone.
     #[inline]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {

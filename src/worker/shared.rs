@@ -54,6 +54,9 @@ pub(in crate::worker) const RUNTIME_ENDED: &str = "the worker's Tokio runtime ha
 /// new sockets, of room on them, and of peers that went.
 const FDS_EVERY: u64 = 256;
 
+/// For how long a runtime that ends waits for who uses its timers from outside. What panics after that would have panicked without.
+const USED_FOR: Duration = Duration::from_secs(1);
+
 pub(crate) struct Transport {
     pub(crate) name: &'static str,
     pub(crate) reach: Reach,
@@ -212,9 +215,13 @@ impl Shared {
         runs.then(act)
     }
 
-    /// The runtime drops its tasks, as it does before its timers: waits for those who use them. The worker was stopped.
+    /// The runtime drops its tasks, as it does before its timers: waits for those who use them, since the worker was stopped for one poll of each at
+    /// most. Not for ever: one of them may be what drops the runtime, or may wait for that (a waker of the program's).
     pub(in crate::worker) fn runtime_ends(&self) {
-        drop(self.uses_runtime.write());
+        let end = Instant::now() + USED_FOR;
+        while self.uses_runtime.try_write().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(50));
+        }
     }
 
     /// That the runtime has ended, where that is why something failed: its sockets may say so, in words of their own, before the worker

@@ -55,7 +55,7 @@ const MOST: u8 = 8;
 const VAIN: u8 = 4;
 /// Without credit one look of so many is made all the same. A unary call of gRPC has three or four in vain at each end.
 const STREAM_TRIES_EVERY: u8 = 128;
-/// Of so many waits on the reactor, this many are looked after for the whole window whatever the mean says: two peers that have both gone to sleep for
+/// Of so many waits on the reactor, this many are looked after for the longest window whatever the mean says: two peers that have both gone to sleep for
 /// each other's messages find out that they need not.
 const TRIALS: (u32, u32) = (16, 256);
 /// Laps between two looks at the clock (40 ns each).
@@ -320,7 +320,8 @@ impl LingerPolicy {
                 let (least, most) = LINGERS;
                 match mean <= LINGER_CAP {
                     true => Some((mean * 2).clamp(least, most)),
-                    false => (wait % TRIALS.1 < TRIALS.0).then_some(least),
+                    // Longer than waits that pay.
+                    false => (wait % TRIALS.1 < TRIALS.0).then_some(most),
                 }
             }
             Progress::Spin(window) => Some(window).filter(|window| !window.is_zero()),

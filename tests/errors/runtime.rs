@@ -241,6 +241,23 @@ fn under_way(
 }
 
 #[test]
+fn a_connection_is_turned_down_outside_of_every_runtime() {
+    let runtime = runtime();
+    let (incoming, dials) = runtime.block_on(async {
+        let (here, there) = (crate::worker("tcp"), crate::worker("tcp"));
+        let listener = there.listen("127.0.0.1:0").await.expect("listens");
+        let address = listener.local_addr();
+        let dials = tokio::spawn(async move { here.connect(address).await.map(drop) });
+        (listener.accept().await.expect("a request"), dials)
+    });
+    on_a_bare_thread(incoming.reject("not you"));
+    let error = runtime.block_on(dials).expect("no panic");
+    let error = error.expect_err("turned down");
+    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+    assert!(error.to_string().contains("not you"), "{error}");
+}
+
+#[test]
 fn a_worker_that_was_shut_down() {
     on_a_runtime(async {
         let worker = crate::worker("tcp");

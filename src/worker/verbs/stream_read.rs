@@ -141,7 +141,11 @@ impl Engine {
         drop(lent);
         let count = direct.map_or(0, |direct| direct.filled);
         // Whether it came soon: the next one may be looked for where it arrives.
-        self.first_looks = if count > 0 { FIRST_LOOKS } else { 0 };
+        if count > 0 {
+            self.first_looks = FIRST_LOOKS;
+        } else if patient {
+            self.first_looks = 0;
+        }
         if count > 0 {
             // SAFETY: `fill` wrote the first `count` bytes of the unfilled part.
             unsafe { buf.assume_init(count) };
