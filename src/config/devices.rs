@@ -11,7 +11,7 @@ use super::{
 use crate::{driver::rdmacm::Libraries, transport::verbs::DeviceChoice};
 use crate::{
     error::{Error, Result},
-    sys::interfaces::interfaces,
+    sys::interfaces::{self, Interface},
 };
 
 /// A selection of interfaces and devices that exist. RDMA devices are named with a port (`rxe0:1`) or without.
@@ -158,13 +158,21 @@ pub(crate) fn rdma_devices(libraries: &Libraries) -> Vec<String> {
         .collect()
 }
 
+/// This machine's interfaces, each with one of its addresses.
+///
+/// # Errors
+/// What the system said.
+fn interfaces() -> Result<Vec<Interface>> {
+    interfaces::interfaces().map_err(|error| Error::io("listing the network interfaces", error))
+}
+
 /// The names of this machine's interfaces, each once.
 ///
 /// # Errors
 /// What the system said.
 pub(crate) fn system_interfaces() -> Result<Vec<String>> {
-    let list = interfaces().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let mut names: Vec<String> = list.into_iter().map(|interface| interface.name).collect();
+    let all = interfaces()?.into_iter();
+    let mut names: Vec<String> = all.map(|interface| interface.name).collect();
     names.sort();
     names.dedup();
     Ok(names)
@@ -172,9 +180,8 @@ pub(crate) fn system_interfaces() -> Result<Vec<String>> {
 
 /// The addresses of this machine, with the interface that has each.
 pub(crate) fn interface_addresses() -> Result<Vec<(String, IpAddr)>> {
-    let list = interfaces().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let addresses = list.into_iter();
-    Ok(addresses
+    let all = interfaces()?.into_iter();
+    Ok(all
         .filter_map(|interface| Some((interface.name, interface.ip?)))
         .collect())
 }

@@ -13,6 +13,16 @@ use std::{
 
 pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
+/// What trying gave.
+#[inline]
+fn tried<G>(result: Result<G, TryLockError<G>>) -> Option<G> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// `std`'s.
 #[derive(Default)]
 pub(crate) struct Mutex<T: ?Sized>(sync::Mutex<T>);
@@ -34,11 +44,7 @@ impl<T: ?Sized> Mutex<T> {
     /// Locks it, if nobody else has it.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        tried(self.0.try_lock())
     }
 
     /// The value of whoever has it alone.
@@ -74,20 +80,12 @@ impl<T: ?Sized> RwLock<T> {
     /// The same, unless somebody has it alone, or waits to.
     #[inline]
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        match self.0.try_read() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        tried(self.0.try_read())
     }
 
     /// Locks it alone, if nobody else has it.
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        match self.0.try_write() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        tried(self.0.try_write())
     }
 
     /// Locks it alone.

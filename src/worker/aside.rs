@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
 use slab::Slab;
-use tokio::{runtime, time::Sleep};
+use tokio::time::Sleep;
 
 use crate::{
     error::{Error, ErrorKind, Operation},
@@ -41,15 +41,12 @@ impl Deadline {
         match self {
             Self::None => false,
             // All that a worker which was stopped had under way has ended.
-            _ => shared.while_it_runs(|| self.runs_out(shared, cx)) == Some(true),
+            _ => shared.while_it_runs(|| self.runs_out(cx)) == Some(true),
         }
     }
 
-    fn runs_out(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
+    fn runs_out(&mut self, cx: &mut Context<'_>) -> bool {
         if let Self::After(after) = self {
-            // Whoever polls may be outside every runtime: then by the clock of the worker's.
-            let outside = runtime::Handle::try_current().is_err();
-            let _within = outside.then(|| shared.runtime.enter());
             *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
         }
         match self {

@@ -2,13 +2,13 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fork,
-    transport::{Accelerator, LocalKeys, Registering},
+    transport::{Accelerator, LocalKeys, Registering, accelerator::QUIESCE},
     types::{LinkId, OpKey},
     worker::{
         core::Core,
@@ -19,9 +19,6 @@ use crate::{
         shared::Shared,
     },
 };
-
-/// What a device has not ended so long after its worker was closed is given up, with the device.
-const QUIESCE: Duration = Duration::from_secs(5);
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);

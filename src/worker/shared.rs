@@ -195,24 +195,24 @@ impl Shared {
             if ends.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Err(closed()));
             }
-            let polled = self.while_it_runs(|| {
-                let outside = tokio::runtime::Handle::try_current().is_err();
-                let _within = outside.then(|| self.runtime.enter());
-                future.as_mut().poll(cx)
-            });
+            let polled = self.while_it_runs(|| future.as_mut().poll(cx));
             let result = ready!(polled.unwrap_or_else(|| Poll::Ready(Err(closed()))));
             Poll::Ready(result.map_err(|error| self.runtime_or(error, operation)))
         })
         .await
     }
 
-    /// Does something with timers of the worker's runtime. Tokio's panic when they are polled once their runtime has ended, and it may end on
+    /// Does something with timers, in the context of the runtime that is there, or of the worker's outside of all. Tokio's panic when they are polled once their runtime has ended, and it may end on
     /// another thread at any moment: it waits for what is done here. `None`: the worker was stopped, as it is before its runtime ends.
     pub(crate) fn while_it_runs<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         // Who has it alone has stopped the worker before.
         let _stays = self.uses_runtime.try_read()?;
-        let runs = !self.stopping.load(Ordering::Acquire);
-        runs.then(act)
+        if self.stopping.load(Ordering::Acquire) {
+            return None;
+        }
+        let outside = tokio::runtime::Handle::try_current().is_err();
+        let _within = outside.then(|| self.runtime.enter());
+        Some(act())
     }
 
     /// The runtime drops its tasks, as it does before its timers: waits for those who use them, since the worker was stopped for one poll of each at

@@ -1,6 +1,13 @@
 //! The traits that a device's transport implements and the worker drives, and their words.
 
-use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc, time::Instant};
+use std::{
+    any::Any,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -8,6 +15,9 @@ use crate::{
     transport::{DeviceInfo, Registry, SendError},
     types::{Identity, MemoryType},
 };
+
+/// For how long a device is waited for whose worker was closed, or whose engine is dropped: what it has not ended by then is given up with it.
+pub(crate) const QUIESCE: Duration = Duration::from_secs(5);
 
 /// A kind of device whose memory can be copied to and from. Lives as long as the context.
 pub trait Accelerator: Any + Send + Sync + fmt::Debug + 'static {

@@ -22,7 +22,8 @@ use std::os::fd::AsRawFd;
 
 use super::{
     Asked, Bell, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
-    DeviceStream, Home, InlineCopy, Owner, Queued, Reports, Route, SmallCopies, Stop, Vendor,
+    DeviceStream, Home, InlineCopy, Owner, QUIESCE, Queued, Reports, Route, SmallCopies, Stop,
+    Vendor,
     opening::{Opened, Opening, Wanted, open},
 };
 use crate::{
@@ -40,8 +41,6 @@ const SILENT: Duration = Duration::from_millis(1);
 const PLACE_LOOKS: u32 = 32;
 /// After so many looks at the words without a result the time is looked at.
 const LOOKS: u32 = 1024;
-/// How long an engine waits that is dropped before it was brought to rest.
-const QUIESCE: Duration = Duration::from_secs(5);
 
 /// Tokens of the fds.
 const BELL: usize = 0;

@@ -71,6 +71,7 @@ pub(super) mod staging;
 #[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod vendor;
 
+pub(crate) use contract::QUIESCE;
 pub use contract::{
     Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
     DeviceStream, Export, Import, ImportedMemory, SmallCopies, Stop,
