@@ -12,10 +12,7 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::atomic::{COUNTER_SIZE, misaligned},
-    protocol::{
-        atomic,
-        control::{self, Signal},
-    },
+    protocol::{atomic, control},
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
     worker::{
@@ -161,6 +158,8 @@ pub(super) enum Way {
     Post,
     /// Nor here, and who waits is woken.
     Signal,
+    /// It was raised in memory, and who waits is to be woken.
+    Wake,
 }
 
 /// An atomic operation on a word of a peer's memory; made by [`RemoteRegion`] and by [`Endpoint::signal`].
@@ -250,7 +249,7 @@ impl<T> Word<'_, T> {
     #[inline(always)]
     fn operation(&self) -> Operation {
         match self.way {
-            Way::Signal => Operation::Signal,
+            Way::Signal | Way::Wake => Operation::Signal,
             _ => Operation::Atomic,
         }
     }
@@ -264,7 +263,7 @@ impl<T> Word<'_, T> {
         let access = match self.way {
             Way::Fetch | Way::Post if self.is_for_devices() => Access::DEVICE_ATOMIC,
             Way::Fetch => Access::READ | Access::WRITE,
-            Way::Post | Way::Signal => Access::WRITE,
+            Way::Post | Way::Signal | Way::Wake => Access::WRITE,
         };
         self.remote
             .word(self.endpoint, self.offset, self.request.width, access)
@@ -278,27 +277,31 @@ impl<T> Word<'_, T> {
             return None;
         }
         let (link, _) = self.endpoint.place();
-        if self.way != Way::Signal {
-            return engine.ctx().atomic_now(link, target, &self.request);
+        match self.way {
+            Way::Signal => {}
+            Way::Wake => return self.wake_now(engine, target),
+            Way::Fetch | Way::Post => {
+                return engine.ctx().atomic_now(link, target, &self.request);
+            }
         }
         if !self.remote.is_counter() {
             return None;
         }
         match engine.ctx().raise_now(link, target, self.request.operand)? {
             Ok(false) => Some(Ok(0)),
-            // What is left is to wake who sleeps.
             Ok(true) => {
-                self.request.operand = 0;
-                let signal = Signal {
-                    generation: target.generation,
-                    offset: target.offset,
-                    add: 0,
-                    slot: target.slot,
-                };
-                engine.ctx().signal_now(link, &signal).then_some(Ok(0))
+                self.way = Way::Wake;
+                self.wake_now(engine, target)
             }
             Err(error) => Some(Err(error)),
         }
+    }
+
+    /// Of a counter that was raised.
+    fn wake_now(&self, engine: &mut Engine, target: &Target) -> Option<Result<u64>> {
+        let (link, _) = self.endpoint.place();
+        let woken = engine.ctx().signal_now(link, &target.signal(0));
+        woken.then_some(Ok(0))
     }
 
     fn enter(&self, engine: &mut Engine, target: &Target) -> OpKey {
@@ -352,7 +355,7 @@ impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
         let access = match self.way {
             Way::Fetch => Access::READ | Access::WRITE,
             Way::Post => Access::WRITE,
-            Way::Signal => return None,
+            Way::Signal | Way::Wake => return None,
         };
         if self.is_for_devices() {
             return None;
@@ -385,6 +388,10 @@ impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
                 key
             }
             Some(Err(error)) => return Err(error),
+            None if self.way == Way::Wake => {
+                let (link, _) = self.endpoint.place();
+                engine.ctx().start_signal(link, target.signal(0))
+            }
             None => {
                 let key = self.enter(engine, &target);
                 engine.core.submit(self.endpoint.place().0, key);

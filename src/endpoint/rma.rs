@@ -248,11 +248,7 @@ impl Putting<'_> {
         if engine.ctx().signal_now(link, &signal) {
             return None;
         }
-        if let Some(peer) = engine.ctx().peer(link) {
-            peer.posted += 1;
-        }
-        let put = self.work(Buffer::new(), Some(signal));
-        Some(engine.ctx().start_signal(link, put))
+        Some(engine.ctx().start_signal(link, signal))
     }
 
     /// Whether it goes in pieces. Short lists are gathered instead.

@@ -256,16 +256,17 @@ impl Endpoint {
         Atomic::new(self, counter, 0, request, Way::Signal)
     }
 
+    /// Wakes who waits for a counter that was raised in memory.
+    pub(crate) fn wake<'a>(&'a self, counter: &'a RemoteRegion) -> Atomic<'a, ()> {
+        let request = AtomicRequest::new(AtomicOp::Add, 0_u64);
+        Atomic::new(self, counter, 0, request, Way::Wake)
+    }
+
     /// A signal to go behind a put of this endpoint.
     pub(super) fn signal_for_put(&self, counter: &RemoteRegion, n: u64) -> Result<Signal> {
         let target = counter
             .word(self, 0, Width::Eight, Access::WRITE)
             .map_err(|error| error.during(Operation::Signal))?;
-        Ok(Signal {
-            generation: target.generation,
-            offset: target.offset,
-            add: n,
-            slot: target.slot,
-        })
+        Ok(target.signal(n))
     }
 }

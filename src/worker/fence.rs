@@ -91,13 +91,8 @@ pub(super) mod tests {
         }
     }
 
-    fn signal() -> Option<Box<Signal>> {
-        Some(Box::new(Signal {
-            generation: 1,
-            offset: 0,
-            add: 1,
-            slot: 0,
-        }))
+    fn signal() -> Signal {
+        target(false).signal(1)
     }
 
     pub(in crate::worker) fn put(length: usize) -> Put {
@@ -197,24 +192,23 @@ pub(super) mod tests {
         }
 
         fn begin(&mut self) {
-            self.core.movers.ctx.peer(LINK).expect("alive").posted += 1;
             let length = [0, 8, 20_000][self.below(3)];
             let normal = (Priority::Normal, false);
-            let key = match self.below(6) {
+            let kind = self.below(6);
+            if kind != 2 {
+                self.core.movers.ctx.peer(LINK).expect("alive").posted += 1;
+            }
+            let key = match kind {
                 0 | 1 => {
                     let mut put = put(length);
                     put.local = self.below(2) == 0;
-                    put.signal = signal().filter(|_| self.below(2) == 0);
+                    put.signal = (self.below(2) == 0).then(|| Box::new(signal()));
                     let target = target(self.below(4) == 0);
                     self.core
                         .movers
                         .start_run(LINK, target, Work::Put(put), normal, None)
                 }
-                2 => {
-                    let mut put = put(8);
-                    put.signal = signal();
-                    self.core.movers.ctx.start_signal(LINK, put)
-                }
+                2 => self.core.movers.ctx.start_signal(LINK, signal()),
                 3 => {
                     let get = Get {
                         buffer: BufferMut::from(vec![0; 8]),

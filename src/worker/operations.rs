@@ -291,6 +291,25 @@ pub(crate) struct Put {
     pub(crate) announced: bool,
 }
 
+impl Put {
+    /// No bytes, and a signal behind them.
+    pub(crate) fn of_nothing(signal: Signal) -> Self {
+        Self {
+            buffer: Buffer::new(),
+            region: (signal.slot, signal.generation),
+            offset: signal.offset,
+            next: 0,
+            local: false,
+            acknowledged: false,
+            slot: None,
+            signal: Some(Box::new(signal)),
+            signal_due: false,
+            layout: None,
+            announced: false,
+        }
+    }
+}
+
 pub(crate) struct Get {
     pub(crate) buffer: BufferMut,
     pub(crate) region: (u32, u64),

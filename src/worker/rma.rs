@@ -2,7 +2,12 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::{protocol::plan::CHUNK, sys::memfd::Mapping, transport::Pair, types::Width};
+use crate::{
+    protocol::{control::Signal, plan::CHUNK},
+    sys::memfd::Mapping,
+    transport::Pair,
+    types::Width,
+};
 
 /// From this size on a segment is worth mapping at its first use; smaller ones are as well when they are used again.
 pub(in crate::worker) const INLINE: usize = CHUNK;
@@ -23,6 +28,18 @@ pub(crate) struct Target {
     pub(crate) on_device: bool,
     /// What network devices write is read back, so that whose memory it is sees it.
     pub(crate) read_back: bool,
+}
+
+impl Target {
+    /// A signal to the counter that it is.
+    pub(crate) fn signal(&self, add: u64) -> Signal {
+        Signal {
+            generation: self.generation,
+            offset: self.offset,
+            add,
+            slot: self.slot,
+        }
+    }
 }
 
 /// A target that may be mapped here: in a segment, in reach of the owner's processor, and in the table of generations.

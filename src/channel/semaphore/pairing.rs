@@ -140,7 +140,7 @@ fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
@@ -150,7 +150,7 @@ mod tests {
         types::Access,
     };
 
-    async fn ranks() -> [Communicator; 2] {
+    pub(in crate::channel::semaphore) async fn ranks() -> [Communicator; 2] {
         let deadline = Duration::from_secs(20);
         let group = MemoryBootstrap::group_with_deadline(2, deadline).expect("a group");
         let ranks = group.into_iter().map(|bootstrap| async {

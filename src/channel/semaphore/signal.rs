@@ -30,8 +30,10 @@ pub struct SemaphoreSignal<'a> {
 /// How far a signal has come.
 enum At<'a> {
     Start,
-    /// What the memory alone does not do.
-    Rest(Atomic<'a, ()>),
+    /// By the endpoint: the counter is not in memory here.
+    Endpoint(Atomic<'a, ()>),
+    /// The counter is raised, and who waits for it is to be woken.
+    Wake(Atomic<'a, ()>),
     /// It has happened, and its task is to give way before it is told.
     Done,
     Over,
@@ -60,7 +62,7 @@ impl Future for SemaphoreSignal<'_> {
         if let At::Start = this.at {
             let shared = end.endpoint.shared();
             let (raised, begun) = shared.begin_in_memory(Operation::Signal, || end.raise())?;
-            let add = match raised {
+            this.at = match raised {
                 Some(false) => {
                     let over = begun.over(cx);
                     this.at = match over {
@@ -69,14 +71,18 @@ impl Future for SemaphoreSignal<'_> {
                     };
                     return over.map(Ok);
                 }
-                // What is left is to wake who sleeps.
-                Some(true) => 0,
-                None => 1,
+                Some(true) => At::Wake(end.endpoint.wake(&end.remote)),
+                None => At::Endpoint(end.endpoint.signal(&end.remote, 1)),
             };
-            this.at = At::Rest(end.endpoint.signal(&end.remote, add));
         }
         let result = match &mut this.at {
-            At::Rest(rest) => ready!(Pin::new(rest).poll(cx)),
+            At::Endpoint(signal) => ready!(Pin::new(signal).poll(cx)),
+            At::Wake(wake) => {
+                // The peer has the signal. It may have seen that by itself, and be gone, or have dropped its end; when the connection ends it
+                // looks as well.
+                let _ = ready!(Pin::new(wake).poll(cx));
+                Ok(())
+            }
             At::Done => Ok(()),
             At::Start | At::Over => {
                 let text = "polled after completion";
@@ -94,5 +100,47 @@ impl fmt::Debug for SemaphoreSignal<'_> {
         f.debug_struct("SemaphoreSignal")
             .field("semaphore", self.end)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Semaphore, *};
+    use crate::channel::semaphore::pairing::tests::ranks;
+
+    /// The peer sees a signal in memory, and drops its end before it was woken: it has the signal, and nothing failed.
+    #[tokio::test]
+    async fn a_peer_that_needs_no_waking() {
+        let [zero, one] = ranks().await;
+        for dropped_first in [true, false] {
+            let (here, there) =
+                tokio::join!(Semaphore::pair(&zero, 1, 1), Semaphore::pair(&one, 0, 1));
+            let (here, there) = (here.expect("a pair"), there.expect("a pair"));
+            let mut raised = here.inner.raise();
+            while raised.is_none() {
+                here.signal().await.expect("signalled");
+                raised = here.inner.raise();
+            }
+            there.wait().await.expect("passes");
+            let end = &here.inner;
+            let mut wake = SemaphoreSignal {
+                end,
+                at: At::Wake(end.endpoint.wake(&end.remote)),
+            };
+            match dropped_first {
+                true => {
+                    drop(there);
+                    wake.await.expect("raised before");
+                }
+                false => {
+                    let sent = futures::poll!(Pin::new(&mut wake));
+                    drop(there);
+                    assert!(matches!(sent, Poll::Ready(Ok(()))), "{sent:?}");
+                }
+            }
+            here.endpoint().flush().await.expect("nothing was lost");
+            let error = here.signal().await.expect_err("nobody is there");
+            assert_eq!(error.kind(), ErrorKind::StaleKey, "{error}");
+        }
     }
 }

@@ -41,9 +41,13 @@ impl Ctx {
         }
     }
 
-    /// Enters a put whose bytes are visible and whose signal has to wait for room.
-    pub(crate) fn start_signal(&mut self, link: LinkId, put: operations::Put) -> OpKey {
-        let key = self.operations.insert(Some(link), false, Work::Put(put));
+    /// Enters a signal that has to wait for room: as a put whose bytes are visible, and which has none.
+    pub(crate) fn start_signal(&mut self, link: LinkId, signal: Signal) -> OpKey {
+        if let Some(peer) = self.peer(link) {
+            peer.posted += 1;
+        }
+        let put = Work::Put(operations::Put::of_nothing(signal));
+        let key = self.operations.insert(Some(link), false, put);
         self.put_visible(key);
         key
     }
@@ -84,6 +88,8 @@ impl Ctx {
     pub(in crate::worker) fn signalled(&mut self, link: LinkId, signal: &Signal) {
         match self.find_counter(signal) {
             Ok(raise) => self.raise(&raise),
+            // Raised in memory before: whoever slept has seen that, and has dropped the counter since.
+            Err(_) if signal.add == 0 => {}
             Err(error) => {
                 if let Some(peer) = self.peer(link) {
                     peer.signals.refused.get_or_insert_with(|| error.kind());
