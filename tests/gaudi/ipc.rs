@@ -205,8 +205,9 @@ fn explained(talk: &Talk, from: MemoryType, to: MemoryType) {
     }
     let asked = count("ioctl");
     match driver {
-        // Each message was of an allocation of its own.
-        Driver::Reaches => assert_eq!(asked, ROUNDS),
+        // Each message was of an allocation of its own. The second is where the first was, whose window is closed then, or beside it when that was
+        // freed late: then one mapping of their pool serves both.
+        Driver::Reaches => assert!((1..=ROUNDS).contains(&asked), "{asked}: {text}"),
         _ => assert_eq!(asked, driver.asked(), "asked once: {text}"),
     }
 }

@@ -17,6 +17,9 @@ use wharf::{
 
 use crate::support::{Child, LIMIT, emulated};
 
+/// `synFail`: among others a release while another thread is in a call.
+const IN_A_CALL: i32 = 26;
+
 /// Modules of the emulated cards.
 pub(crate) const MODULE: u32 = 7;
 
@@ -74,8 +77,16 @@ impl Stranger {
 
     pub(crate) fn release(&self) {
         let call: unsafe extern "C" fn(u32) -> i32 = self.find("synDeviceRelease");
+        let start = Instant::now();
         // SAFETY: a number.
-        assert_eq!(unsafe { call(0) }, 0);
+        let mut status = unsafe { call(0) };
+        // One of wharf's threads is in a call: it is refused then, and a program tries again.
+        while status == IN_A_CALL && start.elapsed() < LIMIT {
+            std::thread::yield_now();
+            // SAFETY: as above.
+            status = unsafe { call(0) };
+        }
+        assert_eq!(status, 0);
     }
 
     /// Device memory of the program's own.
