@@ -59,8 +59,8 @@ pub use accelerator::{
     DeviceStream, Export, Import, ImportedMemory, SmallCopies, Stop,
 };
 pub use contract::{
-    Connected, Connector, Interface, Link, LinkAttributes, MAX_PREFIX, Opened, PeerInfo, Place,
-    RawSlice, Registry, Sink, Transport,
+    Connected, Connector, FRAGMENT, Interface, Link, LinkAttributes, MAX_PREFIX, Opened, PeerInfo,
+    Place, RawSlice, Registry, Sink, Transport,
 };
 pub use hold::{HeldBytes, Hold};
 pub use inventory::DeviceInfo;

@@ -17,7 +17,7 @@ use crate::{
     },
     sys::{fd_passing, memfd::Mapping},
     trace,
-    transport::{Hold, MAX_PREFIX, Place, Sink},
+    transport::{FRAGMENT, Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     util::copy::copied,
     worker::{
@@ -34,7 +34,6 @@ use crate::{
         send::give,
         signal::put_parts,
         source::Source,
-        step::FRAGMENT,
         violation::violation,
     },
 };

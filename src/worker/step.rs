@@ -44,9 +44,9 @@ impl Step {
     }
 }
 
-pub(crate) fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
+pub(crate) fn fragment_size(link: &Counted, attributes: &LinkAttributes, prefix: usize) -> usize {
     if attributes.max_zcopy > 0 {
-        FRAGMENT.min(attributes.max_zcopy)
+        link.fragment().max(COPIED).min(attributes.max_zcopy)
     } else {
         COPIED.min(attributes.max_bcopy - prefix)
     }
@@ -129,7 +129,7 @@ impl Outlet<'_> {
         if self.is_full() {
             return Ok(Step::Parked);
         }
-        let data = &run[..run.len().min(fragment_size(&self.attributes, 0))];
+        let data = &run[..run.len().min(fragment_size(self.link, &self.attributes, 0))];
         // SAFETY: the operation's, as the caller says.
         unsafe { self.transmit(control::FRAGMENT, out.to, &[], data) }?;
         out.next += data.len();
@@ -162,6 +162,3 @@ pub(crate) fn lent(
 
 /// Longest one that is copied: both ends copy at the same time, each another one.
 pub(in crate::worker) const COPIED: usize = 32 << 10;
-
-/// Longest fragment: what a small message waits behind at most.
-pub(in crate::worker) const FRAGMENT: usize = 256 << 10;

@@ -190,6 +190,7 @@ impl Interface for TcpInterface {
             session,
             peer,
             format,
+            fragment,
         } = *established;
         let socket = Arc::new(Socket::new(socket, session, &peer));
         let entry = self.connections.vacant_entry();
@@ -210,7 +211,7 @@ impl Interface for TcpInterface {
         });
         self.tokens.insert(id, token);
         self.list(token);
-        Ok(Box::new(TcpLink::new(id, socket, format)))
+        Ok(Box::new(TcpLink::new(id, socket, format, fragment)))
     }
 
     fn detach(&mut self, id: LinkId) {

@@ -41,6 +41,7 @@ pub(super) struct TcpLink {
     id: LinkId,
     socket: Arc<Socket>,
     format: Format,
+    fragment: usize,
     queue: VecDeque<Piece>,
     /// Copied bytes in the queue.
     copied: usize,
@@ -65,11 +66,12 @@ enum Piece {
 
 impl TcpLink {
     /// The sending half of `socket`.
-    pub(super) fn new(id: LinkId, socket: Arc<Socket>, format: Format) -> Self {
+    pub(super) fn new(id: LinkId, socket: Arc<Socket>, format: Format, fragment: usize) -> Self {
         Self {
             id,
             socket,
             format,
+            fragment,
             queue: VecDeque::new(),
             copied: 0,
             lent: 0,
@@ -267,6 +269,10 @@ impl Link for TcpLink {
             max_bcopy: QUEUE,
             max_zcopy: LIMIT - MAX_PREFIX,
         }
+    }
+
+    fn fragment(&self) -> usize {
+        self.fragment
     }
 
     fn sends_in_place(&self) -> bool {

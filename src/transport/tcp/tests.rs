@@ -8,14 +8,15 @@ use std::{
 
 use super::{
     Tcp, TcpOptions,
-    connector::Established,
+    connector::{Established, fragment},
     frame::{Format, Frame, LIMIT, LONG, SUMMED},
 };
 use crate::{
     ErrorKind,
     error::{Error, Result},
+    sys::identity::identity,
     transport::{
-        Connected, Interface, Link, PeerInfo, Place, Registry, Role, Sink, Transport,
+        Connected, FRAGMENT, Interface, Link, PeerInfo, Place, Registry, Role, Sink, Transport,
         channel::Channel,
     },
     types::{Identity, LinkId},
@@ -78,6 +79,7 @@ impl Bed {
             session: None,
             peer: "stranger".to_owned(),
             format: Format { checksums: false },
+            fragment: FRAGMENT,
         };
         let id = LinkId(self.links.len() as u64);
         self.links.push(
@@ -250,6 +252,16 @@ fn offer(magic: &[u8; 4], version: u8, flags: u8) -> Vec<u8> {
     let mut hello = [&magic[..], &[version, flags]].concat();
     hello.extend_from_slice(&crc32fast::hash(&hello).to_le_bytes());
     hello
+}
+
+#[test]
+fn fragments_are_longer_within_one_host() {
+    let here = identity();
+    let mut elsewhere = here.clone();
+    elsewhere.boot[0] ^= 1;
+    assert_eq!(fragment(false, here), 4 * FRAGMENT);
+    assert_eq!(fragment(true, here), FRAGMENT);
+    assert_eq!(fragment(false, &elsewhere), FRAGMENT);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
         control::{self, LayoutAnswer, Pull},
         plan,
     },
-    transport::{RawSlice, SendError},
+    transport::{FRAGMENT, RawSlice, SendError},
     types::{LinkId, OpKey, Priority},
     worker::{
         ctx::{Ctx, Event},
@@ -239,7 +239,9 @@ impl Movers {
             Some(_) => (control::LAYOUT_DATA, LayoutAnswer::SIZE),
             None => (control::FRAGMENT, 0),
         };
-        let length = ready.min(fragment_size(&attributes, before));
+        let length = ready
+            .min(fragment_size(link, &attributes, before))
+            .min(FRAGMENT);
         // Blocks that were asked for say where they belong.
         let answer = serve
             .answer

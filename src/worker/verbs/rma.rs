@@ -9,7 +9,7 @@ use std::{ops::Range, slice};
 
 use crate::{
     protocol::control::{self, GetRequest, LayoutAnswer, PutHeader, PutRts, Signal},
-    transport::SendError,
+    transport::{FRAGMENT, SendError},
     worker::{
         blocks::{Asked, EACH, pack},
         layout::{LAYOUT_PREFIX, LEAST, PACK, Plan, Requests, skip_empty},
@@ -44,7 +44,9 @@ impl Put {
             header.offset = plan.target.offset + offset;
         }
         let longest = put_prefix_size(self.signal.is_some());
-        data = &data[..data.len().min(fragment_size(&outlet.attributes, longest))];
+        data = &data[..data
+            .len()
+            .min(fragment_size(outlet.link, &outlet.attributes, longest))];
         header.last = u32::from(data.len() == left);
         let (prefix, length) = put_prefix(header, self.signal.as_deref());
         // SAFETY: `data` is the put's own, and the entry's with it.
@@ -270,7 +272,10 @@ impl Serve {
         let run = left.min(usize::try_from(block).unwrap_or(usize::MAX));
         let taken;
         if run >= ZCOPY_FROM {
-            taken = run.min(fragment_size(&outlet.attributes, LayoutAnswer::SIZE));
+            // The other end may have to buffer it.
+            let most =
+                fragment_size(outlet.link, &outlet.attributes, LayoutAnswer::SIZE).min(FRAGMENT);
+            taken = run.min(most);
             // SAFETY: the block was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
             // copy outwards reads it.
             let data =
