@@ -1,34 +1,50 @@
-//! How a sender writes bodies of a few KiB into its ring: by what that was seen to take.
+//! How a sender writes bodies of some KiB into its ring: by what that was seen to take.
 //!
-//! By vectors a line is read from the reader's cache before it is overwritten, by `rep movsb` it is taken over unread (`util::copy`). Which takes less time is the
-//! matter of how far the reader's processor is, and of whether it reads at all; a virtual machine's processors move, and a task may. So the time that passes
-//! from one look at the reader's head to another is taken, the other way is tried now and then, and stays if it is clearly faster.
+//! By vectors a line is read from the reader's cache before it is overwritten, by `rep movsb` it is taken over unread, and past the caches it goes to memory, where
+//! its reader finds it (`util::copy`). Which takes less time is the matter of how far the reader's processor is, and of whether it reads at all; a virtual machine's
+//! processors move, and a task may. So the time that passes from one look at the reader's head to another is taken, the other ways are tried now and then, and one
+//! stays if it is clearly faster.
 //!
 //! ```text
-//! the usual way, FIRST periods ─▶ the other, TRIED periods ─▶ whichever had the shortest period; `rep movsb` if it is by an eighth
+//! the usual way, AT_ONCE or FIRST periods ─▶ another, TRIED periods ─▶ whichever had the shortest period; one that is not the first by an eighth
 //! ```
-//! After a trial in vain the next one comes after twice as many periods, up to MOST.
+//! After a trial in vain the next one, of the next way, comes after twice as many periods, up to MOST.
 //!
-//! A period in which the sender had nothing to send, or waited for its reader, is long either way: the shortest ones are compared.
+//! A period in which the sender had nothing to send, or waited for its reader, is long either way: the shortest ones are compared. Bodies of 8 KiB and more have a
+//! choice of their own: there `rep movsb` is the first way.
 
 use std::time::Instant;
 
-use crate::util::copy::{ACROSS, ACROSS_EARLY, can_copy_across};
+use crate::util::copy::Across;
 
+/// Bodies that there is a choice for: from this length on, and from that one on another.
+const LEAST: usize = 2 << 10;
+const LONG: usize = 8 << 10;
 /// Bytes of a period, at least: a look at the clock takes 25 ns, a thousandth of it.
 const PERIOD: u64 = 512 << 10;
-/// Periods before the first trial, and between two at most.
+/// Periods before the very first trial: one way may take eight times as long as another.
+const AT_ONCE: u32 = 4;
+/// Periods before another, and between two at most.
 const FIRST: u32 = 16;
 const MOST: u32 = 512;
 /// Periods of a trial, fewer than those before one.
 const TRIED: u32 = 2;
+/// The order in which ways are tried.
+const ORDER: [Across; 3] = [Across::Plain, Across::Past, Across::String];
 
 /// The choice of one ring's sender.
 #[derive(Debug)]
-pub(super) struct CopyChoice {
-    /// Bodies are copied across from this length on.
-    least: usize,
-    is_trial: bool,
+pub(super) struct CopyChoice([Choice; 2]);
+
+/// That for bodies of some lengths.
+#[derive(Debug)]
+struct Choice {
+    /// The way that is left only for a clear gain.
+    first: Across,
+    usual: Across,
+    trial: Option<Across>,
+    /// That of the last trial.
+    last: Across,
     /// Periods left of the trial, or before the next.
     left: u32,
     /// Periods before the next one, once this one is over.
@@ -36,41 +52,93 @@ pub(super) struct CopyChoice {
     /// When the period began, and how many bytes had been sent then.
     began: Option<(Instant, u64)>,
     /// Picoseconds for each byte in the shortest period: of the last [`FIRST`] of the usual way's, and of the trial's.
-    usual: u64,
+    took: u64,
     tried: u64,
 }
 
 impl CopyChoice {
     pub(super) fn new() -> Self {
-        Self {
-            least: ACROSS,
-            is_trial: false,
-            left: FIRST,
-            pause: FIRST,
-            began: None,
-            usual: u64::MAX,
-            tried: u64::MAX,
-        }
+        let first = Across::String;
+        let first = if first.is_here() {
+            first
+        } else {
+            Across::Plain
+        };
+        Self([Choice::new(Across::Plain), Choice::new(first)])
     }
 
-    /// From which length on bodies are copied across.
+    /// How a body of this length is written.
     #[inline(always)]
-    pub(super) fn least(&self) -> usize {
-        self.least
+    pub(super) fn how(&self, length: usize) -> Across {
+        let [short, long] = &self.0;
+        match length {
+            0..LEAST => Across::Plain,
+            LEAST..LONG => short.way(),
+            _ => long.way(),
+        }
     }
 
     /// A body of this length goes on, after a look at the head: `sent` bytes have gone before it.
     pub(super) fn looked(&mut self, length: usize, sent: u64) {
-        if can_copy_across() {
-            self.looked_at(length, sent, Instant::now);
+        self.looked_at(
+            length,
+            sent,
+            |choice| choice.next(Across::is_here),
+            Instant::now,
+        );
+    }
+
+    fn looked_at(
+        &mut self,
+        length: usize,
+        sent: u64,
+        next: impl Fn(&Choice) -> Option<Across>,
+        now: impl Fn() -> Instant,
+    ) {
+        let lengths = [LEAST..LONG, LONG..usize::MAX];
+        for (choice, lengths) in self.0.iter_mut().zip(lengths) {
+            match lengths.contains(&length) {
+                true => choice.looked(sent, &next, &now),
+                false => choice.began = None,
+            }
+        }
+    }
+}
+
+impl Choice {
+    fn new(first: Across) -> Self {
+        Self {
+            first,
+            usual: first,
+            trial: None,
+            last: first,
+            left: AT_ONCE,
+            pause: FIRST,
+            began: None,
+            took: u64::MAX,
+            tried: u64::MAX,
         }
     }
 
-    fn looked_at(&mut self, length: usize, sent: u64, now: impl FnOnce() -> Instant) {
-        if !(ACROSS_EARLY..ACROSS).contains(&length) {
-            self.began = None;
-            return;
-        }
+    #[inline(always)]
+    fn way(&self) -> Across {
+        self.trial.unwrap_or(self.usual)
+    }
+
+    /// The way to try after the last one. `None`: there is only one.
+    fn next(&self, is_here: impl Fn(Across) -> bool) -> Option<Across> {
+        let after = ORDER.iter().position(|way| *way == self.last)? + 1;
+        let (before, behind) = ORDER.split_at(after);
+        let mut all = behind.iter().chain(before).copied();
+        all.find(|way| *way != self.usual && is_here(*way))
+    }
+
+    fn looked(
+        &mut self,
+        sent: u64,
+        next: impl Fn(&Self) -> Option<Across>,
+        now: impl Fn() -> Instant,
+    ) {
         let Some((began, before)) = self.began else {
             self.began = Some((now(), sent));
             return;
@@ -82,44 +150,43 @@ impl CopyChoice {
         let now = now();
         let took = now.duration_since(began).as_nanos() as u64 * 1000 / bytes;
         self.began = Some((now, sent));
-        self.period(took);
+        self.period(took, next);
     }
 
-    fn period(&mut self, took: u64) {
-        if self.left == FIRST {
-            // Of the last ones only: the processors may have moved since.
-            self.usual = u64::MAX;
-        }
-        let shortest = match self.is_trial {
-            true => &mut self.tried,
-            false => &mut self.usual,
+    fn period(&mut self, took: u64, next: impl Fn(&Self) -> Option<Across>) {
+        let Some(trial) = self.trial else {
+            if self.left == FIRST {
+                // Of the last ones only: the processors may have moved since.
+                self.took = u64::MAX;
+            }
+            self.took = took.min(self.took);
+            self.left -= 1;
+            if self.left == 0 {
+                self.trial = next(self);
+                self.last = self.trial.unwrap_or(self.last);
+                (self.left, self.tried) = match self.trial {
+                    Some(_) => (TRIED, u64::MAX),
+                    None => (MOST, u64::MAX),
+                };
+            }
+            return;
         };
-        *shortest = took.min(*shortest);
+        self.tried = took.min(self.tried);
         self.left -= 1;
         if self.left > 0 {
             return;
         }
-        if !self.is_trial {
-            (self.is_trial, self.left, self.tried) = (true, TRIED, u64::MAX);
-            self.change();
-            return;
-        }
-        // Back for any gain: where the first pages are touched, the other way looks better by luck.
-        let enough = match self.least == ACROSS {
-            true => self.usual,
-            false => self.usual - self.usual / 8,
+        // Back to the first for any gain: where the first pages are touched, another way looks better by luck.
+        let enough = match trial == self.first {
+            true => self.took,
+            false => self.took - self.took / 8,
         };
         if self.tried < enough {
-            self.pause = FIRST;
+            (self.usual, self.pause) = (trial, FIRST);
         } else {
             self.pause = (2 * self.pause).min(MOST);
-            self.change();
         }
-        (self.is_trial, self.left) = (false, self.pause);
-    }
-
-    fn change(&mut self) {
-        self.least = ACROSS + ACROSS_EARLY - self.least;
+        (self.trial, self.left) = (None, self.pause);
     }
 }
 
@@ -129,40 +196,68 @@ mod tests {
 
     use super::*;
 
-    /// Sends bodies of 4 KiB for so many periods, which take so long for each KiB, by the first way and by the other. How many went by the other.
-    fn send(choice: &mut CopyChoice, clock: &mut (Instant, u64), ns: [u64; 2]) -> u32 {
-        let mut early = 0;
+    /// Sends bodies for so many periods, which take so long for each KiB in each way ([`ORDER`]). How many went each way.
+    fn send(
+        choice: &mut CopyChoice,
+        clock: &mut (Instant, u64),
+        length: usize,
+        ns: [u64; 3],
+    ) -> [u32; 3] {
+        let mut went = [0; 3];
         for _ in 0..10_000 {
-            let is_early = choice.least() == ACROSS_EARLY;
-            early += u32::from(is_early);
-            clock.0 += Duration::from_nanos(ns[usize::from(is_early)] * (PERIOD >> 10));
+            let way = choice.how(length);
+            let way = ORDER
+                .iter()
+                .position(|known| *known == way)
+                .expect("one of them");
+            went[way] += 1;
+            clock.0 += Duration::from_nanos(ns[way] * (PERIOD >> 10));
             clock.1 += PERIOD;
-            choice.looked_at(4096, clock.1, || clock.0);
+            choice.looked_at(length, clock.1, |choice| choice.next(|_| true), || clock.0);
         }
-        early
+        went
     }
 
     #[test]
-    fn the_faster_way_is_taken_and_left_again() {
-        let (mut choice, mut clock) = (CopyChoice::new(), (Instant::now(), 0));
-        let some = 30..60;
-        assert!(some.contains(&send(&mut choice, &mut clock, [20, 22])));
-        // Not by so little.
-        assert!(some.contains(&send(&mut choice, &mut clock, [20, 19])));
-        assert!(send(&mut choice, &mut clock, [150, 75]) > 8_500);
-        assert!(send(&mut choice, &mut clock, [20, 30]) < 1_500);
+    fn the_fastest_way_is_taken_and_left_again() {
+        for length in [LEAST, LONG - 1, LONG, 64 << 10] {
+            let mut choice = CopyChoice([Choice::new(Across::Plain), Choice::new(Across::Plain)]);
+            let mut clock = (Instant::now(), 0);
+            let mut send = |ns| send(&mut choice, &mut clock, length, ns);
+            assert!(send([20, 22, 21])[0] > 9_900);
+            // Not by so little.
+            assert!(send([20, 19, 20])[0] > 9_900);
+            assert!(send([150, 30, 75])[1] > 8_500);
+            assert!(send([150, 90, 75])[2] > 8_000);
+            assert!(send([20, 30, 30])[0] > 8_000);
+        }
+    }
+
+    #[test]
+    fn where_there_is_one_way_it_is_taken() {
+        let mut choice = Choice::new(Across::Plain);
+        for _ in 0..5000 {
+            choice.period(7, |choice| choice.next(|way| way == Across::Plain));
+            assert_eq!(choice.way(), Across::Plain);
+        }
     }
 
     #[test]
     fn other_lengths_and_short_periods_say_nothing() {
         let (mut choice, start) = (CopyChoice::new(), Instant::now());
+        let next = |choice: &Choice| choice.next(|_| true);
         for round in 0..10_000_u64 {
             let at = start + Duration::from_micros(round);
-            choice.looked_at(ACROSS, round * PERIOD, || at);
-            choice.looked_at(4096, round * PERIOD, || at);
+            for length in [LONG, LEAST, 64] {
+                choice.looked_at(length, round * PERIOD, next, || at);
+            }
         }
-        assert_eq!((choice.left, choice.is_trial), (FIRST, false));
-        choice.looked_at(4096, 9_999 * PERIOD + PERIOD - 1, || start);
-        assert_eq!(choice.left, FIRST);
+        let sent = 9_999 * PERIOD;
+        choice.looked_at(4096, sent, next, || start);
+        choice.looked_at(4096, sent + PERIOD - 1, next, || start);
+        for choice in &choice.0 {
+            assert_eq!((choice.left, choice.trial), (AT_ONCE, None));
+        }
+        assert_eq!(choice.how(LEAST - 1), Across::Plain);
     }
 }

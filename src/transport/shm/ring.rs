@@ -357,7 +357,10 @@ impl Producer {
             match kind {
                 // Its lines are in this processor's cache.
                 Kind::Near => copy(payload.as_ptr(), to, payload.len()),
-                _ => copy_across(payload.as_ptr(), to, payload.len(), self.choice.least()),
+                _ => {
+                    let how = self.choice.how(length);
+                    copy_across(payload.as_ptr(), to, payload.len(), how);
+                }
             }
         }
         self.cells.cell(self.tail).content.with_mut(|content| {
