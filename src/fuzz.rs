@@ -111,10 +111,14 @@ fn hello(bytes: &[u8]) {
         goes_round(bytes, Message::decode, Message::encode);
     }
     // What comes out of a seal is its maker's as well.
-    goes_round(bytes, Introduction::decode, Introduction::encode);
-    goes_round(bytes, Acceptance::decode, Acceptance::encode);
-    goes_round(bytes, Elsewhere::decode, Elsewhere::encode);
-    goes_round(bytes, Arrival::decode, Arrival::encode);
+    goes_round(
+        bytes,
+        Introduction::decode_fields,
+        Introduction::encode_fields,
+    );
+    goes_round(bytes, Acceptance::decode, Acceptance::encode_fields);
+    goes_round(bytes, Elsewhere::decode_fields, Elsewhere::encode_fields);
+    goes_round(bytes, Arrival::decode_fields, Arrival::encode_fields);
 }
 
 fn descriptor(bytes: &[u8]) {

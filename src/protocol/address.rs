@@ -6,39 +6,38 @@ use std::{
     str::FromStr,
 };
 
-use super::wire::{
-    MAX_ENTRIES, MAX_NAME, Reader, identity_bytes, malformed, once, open, put_field, put_texts,
-    required, seal,
-};
+use super::wire::{Field, MAX_ENTRIES, MAX_NAME, Name, Reader, fields, malformed, open, seal};
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{Identity, WorkerId, hex},
 };
 
-/// Where a worker can be reached, as bytes or as text.
-///
-/// Made by the worker, passed on by any means (a file, a command line, a database), used by another program to connect.
-/// It holds no secret, and it leads to its own worker alone: the worker's id is bound to a key that the worker proves to hold when it
-/// answers. So it has to be got from somewhere that is trusted, and need not be kept to oneself. It carries a checksum, so that altered bytes are an error and not a wrong destination.
-///
-/// ```text
-/// let text = address.to_string();              // "wharf1-57484144..."
-/// let address: WorkerAddress = text.parse()?;
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "ucp_worker_get_address")]
-#[doc(alias(
-    "ucp_address_t",
-    "ucp_worker_release_address",
-    "ucp_worker_address_flags_t"
-))]
-pub struct WorkerAddress {
-    worker: WorkerId,
-    identity: Identity,
-    unix_name: Option<Vec<u8>>,
-    sockets: Vec<SocketAddr>,
-    transports: Vec<String>,
-    secret_required: bool,
+fields! {
+    /// Where a worker can be reached, as bytes or as text.
+    ///
+    /// Made by the worker, passed on by any means (a file, a command line, a database), used by another program to connect.
+    /// It holds no secret, and it leads to its own worker alone: the worker's id is bound to a key that the worker proves to hold when it
+    /// answers. So it has to be got from somewhere that is trusted, and need not be kept to oneself. It carries a checksum, so that altered bytes are an error and not a wrong destination.
+    ///
+    /// ```text
+    /// let text = address.to_string();              // "wharf1-57484144..."
+    /// let address: WorkerAddress = text.parse()?;
+    /// ```
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    #[doc(alias = "ucp_worker_get_address")]
+    #[doc(alias(
+        "ucp_address_t",
+        "ucp_worker_release_address",
+        "ucp_worker_address_flags_t"
+    ))]
+    pub struct WorkerAddress {
+        worker: WorkerId = 1,
+        identity: Identity = 2,
+        unix_name: Option<Name> = 3 or None,
+        sockets: Vec<SocketAddr> = 4,
+        transports: Vec<String> = 5,
+        secret_required: bool = 6,
+    }
 }
 
 impl WorkerAddress {
@@ -70,7 +69,7 @@ impl WorkerAddress {
         Ok(Self {
             worker,
             identity,
-            unix_name,
+            unix_name: unix_name.map(Name),
             sockets,
             transports,
             secret_required,
@@ -107,34 +106,13 @@ impl WorkerAddress {
     }
 
     pub(crate) fn unix_name(&self) -> Option<&[u8]> {
-        self.unix_name.as_deref()
+        self.unix_name.as_ref().map(|name| &name.0[..])
     }
 
     /// The address as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut fields = Vec::new();
-        put_field(&mut fields, field::WORKER, &self.worker.0);
-        put_field(
-            &mut fields,
-            field::IDENTITY,
-            &identity_bytes(&self.identity),
-        );
-        if let Some(name) = &self.unix_name {
-            put_field(&mut fields, field::UNIX_NAME, name);
-        }
-        let mut sockets = Vec::new();
-        for socket in &self.sockets {
-            put_socket(&mut sockets, socket);
-        }
-        put_field(&mut fields, field::SOCKETS, &sockets);
-        put_texts(&mut fields, field::TRANSPORTS, &self.transports);
-        put_field(
-            &mut fields,
-            field::SECRET_REQUIRED,
-            &[self.secret_required.into()],
-        );
-        seal(MAGIC, VERSION, &fields)
+        seal(MAGIC, VERSION, &self.encode_fields())
     }
 
     /// Reads an address from exactly these bytes.
@@ -142,28 +120,7 @@ impl WorkerAddress {
     /// # Errors
     /// `Malformed` when they are not an intact address, `VersionMismatch` when it is of a version that this side does not know.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = open(MAGIC, VERSION, "worker address", bytes)?;
-        let (mut worker, mut identity, mut unix_name) = (None, None, None);
-        let (mut sockets, mut transports, mut secret_required) = (None, None, None);
-        while let Some((id, body)) = reader.field()? {
-            match id {
-                field::WORKER => once(&mut worker, body.whole(Reader::worker)?)?,
-                field::IDENTITY => once(&mut identity, body.whole(Reader::identity)?)?,
-                field::UNIX_NAME => once(&mut unix_name, body.name()?)?,
-                field::SOCKETS => once(&mut sockets, body.list(socket)?)?,
-                field::TRANSPORTS => once(&mut transports, body.texts()?)?,
-                field::SECRET_REQUIRED => once(&mut secret_required, body.whole(Reader::bool)?)?,
-                _ => {}
-            }
-        }
-        Ok(Self {
-            worker: required(worker)?,
-            identity: required(identity)?,
-            unix_name,
-            sockets: required(sockets)?,
-            transports: required(transports)?,
-            secret_required: required(secret_required)?,
-        })
+        Self::decode_fields(open(MAGIC, VERSION, "worker address", bytes)?)
     }
 }
 
@@ -202,31 +159,43 @@ impl FromStr for WorkerAddress {
     }
 }
 
-fn put_socket(out: &mut Vec<u8>, socket: &SocketAddr) {
-    match socket {
-        SocketAddr::V4(socket) => {
-            out.push(4);
-            out.extend_from_slice(&socket.ip().octets());
-            out.extend_from_slice(&socket.port().to_le_bytes());
+impl Field for SocketAddr {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::V4(socket) => {
+                4_u8.put(out);
+                socket.ip().octets().put(out);
+                socket.port().put(out);
+            }
+            Self::V6(socket) => {
+                6_u8.put(out);
+                socket.ip().octets().put(out);
+                socket.port().put(out);
+                socket.flowinfo().put(out);
+                socket.scope_id().put(out);
+            }
         }
-        SocketAddr::V6(socket) => {
-            out.push(6);
-            out.extend_from_slice(&socket.ip().octets());
-            out.extend_from_slice(&socket.port().to_le_bytes());
-            out.extend_from_slice(&socket.flowinfo().to_le_bytes());
-            out.extend_from_slice(&socket.scope_id().to_le_bytes());
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        match body.u8()? {
+            4 => Ok(SocketAddrV4::new(Ipv4Addr::from(body.array()?), body.u16()?).into()),
+            6 => {
+                let ip = Ipv6Addr::from(body.array::<16>()?);
+                Ok(SocketAddrV6::new(ip, body.u16()?, body.u32()?, body.u32()?).into())
+            }
+            _ => Err(malformed("a socket address of an unknown family")),
         }
     }
 }
 
-fn socket(reader: &mut Reader<'_>) -> Result<SocketAddr> {
-    match reader.u8()? {
-        4 => Ok(SocketAddrV4::new(Ipv4Addr::from(reader.array::<4>()?), reader.u16()?).into()),
-        6 => {
-            let ip = Ipv6Addr::from(reader.array::<16>()?);
-            Ok(SocketAddrV6::new(ip, reader.u16()?, reader.u32()?, reader.u32()?).into())
-        }
-        _ => Err(malformed("a socket address of an unknown family")),
+impl Field for Vec<SocketAddr> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|socket| socket.put(out));
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        body.list(SocketAddr::read)
     }
 }
 
@@ -234,22 +203,14 @@ const TEXT_PREFIX: &str = "wharf1-";
 const MAGIC: [u8; 4] = *b"WHAD";
 const VERSION: u16 = 1;
 
-mod field {
-    pub(super) const WORKER: u16 = 1;
-    pub(super) const IDENTITY: u16 = 2;
-    pub(super) const UNIX_NAME: u16 = 3;
-    pub(super) const SOCKETS: u16 = 4;
-    pub(super) const TRANSPORTS: u16 = 5;
-    pub(super) const SECRET_REQUIRED: u16 = 6;
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::protocol::wire::tests::{
-        identities, names, refuses_flips, refuses_truncation, with_unknown_field, workers,
+        hex, identities, identity, names, refuses_flips, refuses_truncation, with_unknown_field,
+        workers,
     };
 
     fn sockets() -> impl Strategy<Value = SocketAddr> {
@@ -351,6 +312,32 @@ mod tests {
         assert_eq!(
             make(1, MAX_NAME + 1).unwrap_err().kind(),
             ErrorKind::InvalidArgument
+        );
+    }
+
+    #[test]
+    fn its_bytes_stay_what_they_are() {
+        let sockets = vec![
+            SocketAddr::from((Ipv4Addr::new(1, 2, 3, 4), 0x0506)),
+            SocketAddrV6::new(Ipv6Addr::from(*b"sixteen bytes ip"), 0x0708, 9, 10).into(),
+        ];
+        let names = vec!["tcp".to_owned(), "shm".to_owned()];
+        let worker = WorkerId(*b"a worker, 16 by.");
+        let name = Some(b"socket".to_vec());
+        let address = WorkerAddress::new(worker, identity(), name, sockets, names, true);
+        assert_eq!(
+            hex(&address.unwrap().to_bytes()),
+            "5748414401009500010010006120776f726b65722c2031362062792e020030003031323334353637\
+             38396162636465660807060504030201181716151413121128272625242322213433323144434241\
+             03000600736f636b65740400220004010203040605067369787465656e2062797465732069700807\
+             090000000a00000005000800037463700373686d0600010001939e2de2"
+        );
+        let least = WorkerAddress::new(worker, identity(), None, vec![], vec![], false);
+        assert_eq!(
+            hex(&least.unwrap().to_bytes()),
+            "5748414401006100010010006120776f726b65722c2031362062792e020030003031323334353637\
+             38396162636465660807060504030201181716151413121128272625242322213433323144434241\
+             0400000005000000060001000030d8c01d"
         );
     }
 }

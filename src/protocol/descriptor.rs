@@ -2,36 +2,45 @@
 
 use std::{fmt, str::FromStr};
 
-use super::wire::{Reader, identity_bytes, malformed, once, open, put_field, required, seal};
+use super::wire::{Field, Reader, fields, malformed, open, seal, sequence};
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{Access, DeviceKey, Identity, MemoryType, hex, text::no},
 };
 
-/// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
-///
-/// It carries a checksum, so that altered bytes are an error. Where the owner's software serves an
-/// access, it checks key, bounds and rights of every operation again. A peer on the same host, of the same user, that reaches the memory
-/// directly (mapped, or by `cma`) checks them itself: it is trusted with what it maps, as it is with everything that a debugger of that user
-/// could reach. Memory that is exposed no longer answers `StaleKey` either way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[doc(alias("ucp_rkey_h", "ucp_rkey_pack"))]
-#[doc(alias(
-    "ucp_memh_pack",
-    "ucp_rkey_buffer_release",
-    "ucp_memh_buffer_release",
-    "ucp_memh_buffer_release_params_t"
-))]
-pub struct Descriptor {
-    identity: Identity,
-    memory_type: MemoryType,
-    access: Access,
+fields! {
+    /// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
+    ///
+    /// It carries a checksum, so that altered bytes are an error. Where the owner's software serves an
+    /// access, it checks key, bounds and rights of every operation again. A peer on the same host, of the same user, that reaches the memory
+    /// directly (mapped, or by `cma`) checks them itself: it is trusted with what it maps, as it is with everything that a debugger of that user
+    /// could reach. Memory that is exposed no longer answers `StaleKey` either way.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    #[doc(alias("ucp_rkey_h", "ucp_rkey_pack"))]
+    #[doc(alias(
+        "ucp_memh_pack",
+        "ucp_rkey_buffer_release",
+        "ucp_memh_buffer_release",
+        "ucp_memh_buffer_release_params_t"
+    ))]
+    pub struct Descriptor {
+        identity: Identity = 2,
+        memory_type: MemoryType = 3,
+        access: Access = 4,
+        region: Region = 5,
+        shm: Option<ShmRoute> = 6 or None,
+        devices: Vec<DeviceKey> = 7 or Vec::new(),
+        /// There, of no bytes, or not.
+        read_back: Option<[u8; 0]> = 8 or None,
+    }
+}
+
+/// The range, as the owner addresses it, and its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Region {
     address: u64,
     length: u64,
     key: RegionKey,
-    shm: Option<ShmRoute>,
-    devices: Vec<DeviceKey>,
-    read_back: bool,
 }
 
 /// The owner's name for an exposed region: a place in its table, and how often that place was used before.
@@ -52,6 +61,11 @@ pub(crate) struct ShmRoute {
     pub(crate) segment_length: u64,
 }
 
+sequence! { Region { address, length, key } }
+sequence! { RegionKey { slot, generation } }
+sequence! { ShmRoute { segment, offset, segment_length } }
+sequence! { DeviceKey { device, key } }
+
 impl Descriptor {
     /// A descriptor of `length` bytes at `address` of the owner.
     ///
@@ -70,12 +84,14 @@ impl Descriptor {
             identity,
             memory_type,
             access,
-            address,
-            length,
-            key,
+            region: Region {
+                address,
+                length,
+                key,
+            },
             shm,
             devices: Vec::new(),
-            read_back: false,
+            read_back: None,
         };
         if descriptor.is_possible() {
             Ok(descriptor)
@@ -97,7 +113,7 @@ impl Descriptor {
     /// `read_back`: whoever writes by them reads a byte afterwards, by the same device of the owner's.
     pub(crate) fn with_devices(mut self, keys: &[DeviceKey], read_back: bool) -> Self {
         self.devices = keys[..keys.len().min(MAX_DEVICES)].to_vec();
-        self.read_back = read_back;
+        self.read_back = read_back.then_some([]);
         self
     }
 
@@ -110,18 +126,18 @@ impl Descriptor {
     /// Length of the memory, in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.length
+        self.region.length
     }
 
     /// Whether the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.length == 0
+        self.region.length == 0
     }
 
     /// First byte, as the owner addresses it.
     pub(crate) fn address(&self) -> u64 {
-        self.address
+        self.region.address
     }
 
     pub(crate) fn identity(&self) -> &Identity {
@@ -129,7 +145,7 @@ impl Descriptor {
     }
 
     pub(crate) fn key(&self) -> RegionKey {
-        self.key
+        self.region.key
     }
 
     pub(crate) fn shm(&self) -> Option<ShmRoute> {
@@ -143,49 +159,13 @@ impl Descriptor {
 
     /// Whether what they write is to be read back.
     pub(crate) fn is_read_back(&self) -> bool {
-        self.read_back
+        self.read_back.is_some()
     }
 
     /// The descriptor as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut fields = Vec::with_capacity(160);
-        put_field(
-            &mut fields,
-            field::IDENTITY,
-            &identity_bytes(&self.identity),
-        );
-        put_field(
-            &mut fields,
-            field::MEMORY_TYPE,
-            &memory_type_bytes(self.memory_type),
-        );
-        put_field(&mut fields, field::ACCESS, &[self.access.bits()]);
-        let mut region = Vec::with_capacity(28);
-        region.extend_from_slice(&self.address.to_le_bytes());
-        region.extend_from_slice(&self.length.to_le_bytes());
-        region.extend_from_slice(&self.key.slot.to_le_bytes());
-        region.extend_from_slice(&self.key.generation.to_le_bytes());
-        put_field(&mut fields, field::REGION, &region);
-        if let Some(shm) = self.shm {
-            let mut route = Vec::with_capacity(24);
-            route.extend_from_slice(&shm.segment.to_le_bytes());
-            route.extend_from_slice(&shm.offset.to_le_bytes());
-            route.extend_from_slice(&shm.segment_length.to_le_bytes());
-            put_field(&mut fields, field::SHM, &route);
-        }
-        if !self.devices.is_empty() {
-            let mut route = Vec::with_capacity(self.devices.len() * 12);
-            for key in &self.devices {
-                route.extend_from_slice(&key.device.to_le_bytes());
-                route.extend_from_slice(&key.key.to_le_bytes());
-            }
-            put_field(&mut fields, field::DEVICES, &route);
-        }
-        if self.read_back {
-            put_field(&mut fields, field::READ_BACK, &[]);
-        }
-        seal(MAGIC, VERSION, &fields)
+        seal(MAGIC, VERSION, &self.encode_fields())
     }
 
     /// Reads a descriptor from exactly these bytes.
@@ -194,35 +174,7 @@ impl Descriptor {
     /// `Malformed` when they are not an intact descriptor, `VersionMismatch` when it is of a version that this side does not
     /// know, `Unsupported` when it is about a kind of memory that this side does not know.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = open(MAGIC, VERSION, "descriptor", bytes)?;
-        let (mut identity, mut memory_type) = (None, None);
-        let (mut access, mut region, mut shm) = (None, None, None);
-        let (mut devices, mut read_back) = (None, None);
-        while let Some((id, body)) = reader.field()? {
-            match id {
-                field::IDENTITY => once(&mut identity, body.whole(Reader::identity)?)?,
-                field::MEMORY_TYPE => once(&mut memory_type, body.whole(read_memory_type)?)?,
-                // A right that this side does not know is one that it does not use.
-                field::ACCESS => once(&mut access, Access::of_bits(body.whole(Reader::u8)?))?,
-                field::REGION => once(&mut region, body.whole(read_region)?)?,
-                field::SHM => once(&mut shm, body.whole(read_shm)?)?,
-                field::DEVICES => once(&mut devices, body.whole(read_devices)?)?,
-                field::READ_BACK => once(&mut read_back, body.whole(|_| Ok(()))?)?,
-                _ => {}
-            }
-        }
-        let (address, length, key) = required(region)?;
-        let descriptor = Self {
-            identity: required(identity)?,
-            memory_type: required(memory_type)?,
-            access: required(access)?,
-            address,
-            length,
-            key,
-            shm,
-            devices: devices.unwrap_or_default(),
-            read_back: read_back.is_some(),
-        };
+        let descriptor = Self::decode_fields(open(MAGIC, VERSION, "descriptor", bytes)?)?;
         if descriptor.is_possible() {
             Ok(descriptor)
         } else {
@@ -234,10 +186,13 @@ impl Descriptor {
 
     /// Whether the range ends, and ends in its segment.
     fn is_possible(&self) -> bool {
-        self.address.checked_add(self.length).is_some()
+        self.region
+            .address
+            .checked_add(self.region.length)
+            .is_some()
             && self.shm.is_none_or(|shm| {
                 shm.offset
-                    .checked_add(self.length)
+                    .checked_add(self.region.length)
                     .is_some_and(|end| end <= shm.segment_length)
             })
     }
@@ -277,66 +232,63 @@ impl TryFrom<&[u8]> for Descriptor {
 }
 
 /// The kind, and the device's index where there is one.
-fn memory_type_bytes(memory_type: MemoryType) -> [u8; 4] {
-    let (kind, device): (u16, u16) = match memory_type {
-        MemoryType::Host => (0, 0),
-        MemoryType::HostPinned => (1, 0),
-        MemoryType::Cuda(index) => (2, index),
-        MemoryType::CudaManaged => (3, 0),
-        MemoryType::Rocm(index) => (4, index),
-        MemoryType::RocmManaged => (5, 0),
-        MemoryType::Gaudi(index) => (6, index),
-    };
-    let ([a, b], [c, d]) = (kind.to_le_bytes(), device.to_le_bytes());
-    [a, b, c, d]
-}
-
-fn read_memory_type(reader: &mut Reader<'_>) -> Result<MemoryType> {
-    match (reader.u16()?, reader.u16()?) {
-        (0, 0) => Ok(MemoryType::Host),
-        (1, 0) => Ok(MemoryType::HostPinned),
-        (2, index) => Ok(MemoryType::Cuda(index)),
-        (3, 0) => Ok(MemoryType::CudaManaged),
-        (4, index) => Ok(MemoryType::Rocm(index)),
-        (5, 0) => Ok(MemoryType::RocmManaged),
-        (6, index) => Ok(MemoryType::Gaudi(index)),
-        (kind, _) => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("the descriptor is about memory of kind {kind}, which is not known here"),
-        )),
+impl Field for MemoryType {
+    fn put(&self, out: &mut Vec<u8>) {
+        let (kind, device): (u16, u16) = match *self {
+            Self::Host => (0, 0),
+            Self::HostPinned => (1, 0),
+            Self::Cuda(index) => (2, index),
+            Self::CudaManaged => (3, 0),
+            Self::Rocm(index) => (4, index),
+            Self::RocmManaged => (5, 0),
+            Self::Gaudi(index) => (6, index),
+        };
+        kind.put(out);
+        device.put(out);
     }
-}
 
-fn read_region(reader: &mut Reader<'_>) -> Result<(u64, u64, RegionKey)> {
-    let (address, length) = (reader.u64()?, reader.u64()?);
-    Ok((
-        address,
-        length,
-        RegionKey {
-            slot: reader.u32()?,
-            generation: reader.u64()?,
-        },
-    ))
-}
-
-fn read_shm(reader: &mut Reader<'_>) -> Result<ShmRoute> {
-    Ok(ShmRoute {
-        segment: reader.u64()?,
-        offset: reader.u64()?,
-        segment_length: reader.u64()?,
-    })
-}
-
-/// All of them; of more than [`MAX_DEVICES`], which another version may name, the first.
-fn read_devices(reader: &mut Reader<'_>) -> Result<Vec<DeviceKey>> {
-    let mut devices = Vec::new();
-    while !reader.is_empty() {
-        let (device, key) = (reader.u64()?, reader.u32()?);
-        if devices.len() < MAX_DEVICES {
-            devices.push(DeviceKey { device, key });
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        match (body.u16()?, body.u16()?) {
+            (0, 0) => Ok(Self::Host),
+            (1, 0) => Ok(Self::HostPinned),
+            (2, index) => Ok(Self::Cuda(index)),
+            (3, 0) => Ok(Self::CudaManaged),
+            (4, index) => Ok(Self::Rocm(index)),
+            (5, 0) => Ok(Self::RocmManaged),
+            (6, index) => Ok(Self::Gaudi(index)),
+            (kind, _) => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the descriptor is about memory of kind {kind}, which is not known here"),
+            )),
         }
     }
-    Ok(devices)
+}
+
+/// A right that this side does not know is one that it does not use.
+impl Field for Access {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.bits().put(out);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        body.u8().map(Self::of_bits)
+    }
+}
+
+/// Of more than [`MAX_DEVICES`], which another version may name, the first.
+impl Field for Vec<DeviceKey> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|key| key.put(out));
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        let mut devices = Self::new();
+        while !body.is_empty() {
+            devices.push(DeviceKey::read(body)?);
+        }
+        devices.truncate(MAX_DEVICES);
+        Ok(devices)
+    }
 }
 
 /// The most devices that are named.
@@ -345,23 +297,14 @@ const MAX_DEVICES: usize = 8;
 const MAGIC: [u8; 4] = *b"WHDK";
 const VERSION: u16 = 1;
 
-mod field {
-    pub(super) const IDENTITY: u16 = 2;
-    pub(super) const MEMORY_TYPE: u16 = 3;
-    pub(super) const ACCESS: u16 = 4;
-    pub(super) const REGION: u16 = 5;
-    pub(super) const SHM: u16 = 6;
-    pub(super) const DEVICES: u16 = 7;
-    pub(super) const READ_BACK: u16 = 8;
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::wire::tests::{
-        identities, refuses_flips, refuses_truncation, with_unknown_field,
+    use crate::protocol::wire::{
+        put_field,
+        tests::{hex, identities, identity, refuses_flips, refuses_truncation, with_unknown_field},
     };
 
     prop_compose! {
@@ -416,8 +359,8 @@ mod tests {
         #[test]
         fn impossible_ranges_are_refused(descriptor in descriptors(), beyond in 1u64..) {
             let mut wrapped = descriptor.clone();
-            wrapped.address = (u64::MAX - descriptor.length).saturating_add(beyond);
-            if wrapped.address.checked_add(wrapped.length).is_none() {
+            wrapped.region.address = (u64::MAX - descriptor.region.length).saturating_add(beyond);
+            if wrapped.region.address.checked_add(wrapped.region.length).is_none() {
                 prop_assert_eq!(Descriptor::from_bytes(&wrapped.to_bytes()).unwrap_err().kind(), ErrorKind::Malformed);
             }
             let mut outside = descriptor;
@@ -431,8 +374,56 @@ mod tests {
     #[test]
     fn unknown_memory_says_so() {
         let mut fields = Vec::new();
-        put_field(&mut fields, field::MEMORY_TYPE, &[9, 0, 0, 0]);
+        put_field(&mut fields, 3, &[9, 0, 0, 0]);
         let error = Descriptor::from_bytes(&seal(MAGIC, VERSION, &fields)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    pub(crate) fn pinned() -> Descriptor {
+        let key = RegionKey {
+            slot: 0x0102_0304,
+            generation: 0x1112_1314_1516_1718,
+        };
+        let shm = ShmRoute {
+            segment: 0x2122_2324_2526_2728,
+            offset: 0x3132,
+            segment_length: 0x4142_4344_4546_4748,
+        };
+        let (memory, access) = (MemoryType::Cuda(0x0506), Access::READ);
+        let devices = [
+            DeviceKey { device: 7, key: 8 },
+            DeviceKey { device: 9, key: 10 },
+        ];
+        Descriptor::new(
+            identity(),
+            memory,
+            access,
+            0x5152_5354,
+            0x6162,
+            key,
+            Some(shm),
+        )
+        .unwrap()
+        .with_devices(&devices, true)
+    }
+
+    #[test]
+    fn its_bytes_stay_what_they_are() {
+        assert_eq!(
+            hex(&pinned().to_bytes()),
+            "5748444b0100a9000200300030313233343536373839616263646566080706050403020118171615\
+             14131211282726252423222134333231444342410300040002000605040001000105001c00545352\
+             51000000006261000000000000040302011817161514131211060018002827262524232221323100\
+             000000000048474645444342410700180007000000000000000800000009000000000000000a0000\
+             00080000006775951f"
+        );
+        let key = pinned().region.key;
+        let least = Descriptor::new(identity(), MemoryType::Host, Access::WRITE, 1, 2, key, None);
+        assert_eq!(
+            hex(&least.unwrap().to_bytes()),
+            "5748444b01006d000200300030313233343536373839616263646566080706050403020118171615\
+             14131211282726252423222134333231444342410300040000000000040001000205001c00010000\
+             00000000000200000000000000040302011817161514131211ff605001"
+        );
     }
 }

@@ -54,7 +54,7 @@ use zeroize::Zeroizing;
 use super::{
     hello::{
         Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello,
-        Ticket, VERSION_MAX, VERSION_MIN,
+        Ticket, VERSION_MAX, VERSION_MIN, Versions,
     },
     keys::{Agreed, PrivateKey, PublicKey},
     pake::{Pake, Share},
@@ -87,8 +87,10 @@ impl Opening {
         let ephemeral = own.public();
         let pake = secret.map(|secret| Pake::new(secret, &ephemeral.0, random));
         let hello = ClientHello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
+            versions: Versions {
+                min: VERSION_MIN,
+                max: VERSION_MAX,
+            },
             ephemeral,
             share: pake.as_ref().map(Pake::share),
         };
@@ -141,7 +143,7 @@ impl Answered {
     /// # Errors
     /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`.
     pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
-        let Message::Proof(proof) = Message::heard(bytes)? else {
+        let Message::Proof { proof } = Message::heard(bytes)? else {
             return Err(out_of_turn());
         };
         let both = &mut self.client.both;
@@ -172,8 +174,8 @@ impl Client {
 
     /// Says who this is. To be sent before it is proved.
     pub(crate) fn introduce(&mut self, introduction: &Introduction) -> Vec<u8> {
-        let sealed = self.both.seal(Prover::Client, introduction.encode());
-        Message::Introduction(sealed).encode()
+        let sealed = self.both.seal(Prover::Client, introduction.encode_fields());
+        Message::Introduction { sealed }.encode()
     }
 
     /// Shows that it is the holder of `key`, as it has said.
@@ -182,7 +184,8 @@ impl Client {
     /// `Malformed`: the listening end's key for this handshake is none.
     pub(crate) fn prove(&mut self, key: &PrivateKey) -> Result<Vec<u8>> {
         self.both.show(key)?;
-        Ok(Message::Proof(self.both.proof(Prover::Client)).encode())
+        let proof = self.both.proof(Prover::Client);
+        Ok(Message::Proof { proof }.encode())
     }
 
     /// What the listening end says to that.
@@ -192,9 +195,9 @@ impl Client {
     /// connection down. `Malformed`.
     pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
         match Message::heard(bytes)? {
-            Message::Elsewhere(sealed) => {
+            Message::Elsewhere { sealed } => {
                 let opened = self.both.open(Prover::Server, &sealed)?;
-                Elsewhere::decode(&opened).map(Verdict::Elsewhere)
+                Elsewhere::decode_fields(&opened).map(Verdict::Elsewhere)
             }
             Message::Acceptance { sealed, proof } => {
                 let opened = self.both.open(Prover::Server, &sealed)?;
@@ -210,11 +213,11 @@ impl Client {
     /// Goes on over a connection of this kind, to where it was sent; with what to say there first. This one may stay as well.
     pub(crate) fn arrive(&self, medium: &str, arrival: &Arrival) -> (Self, Vec<u8>) {
         let (mut both, ticket) = self.both.elsewhere(medium);
-        let sealed = both.seal(Prover::Client, arrival.encode());
+        let sealed = both.seal(Prover::Client, arrival.encode_fields());
         let server = self.server;
         (
             Self { both, server },
-            Message::Arrival(ticket, sealed).encode(),
+            Message::Arrival { ticket, sealed }.encode(),
         )
     }
 }
@@ -246,8 +249,12 @@ impl Greeting {
             return Err(unequal());
         }
         let pake = secret.map(|secret| Pake::new(secret, &client.ephemeral.0, random));
+        let version = client.versions.newest()?;
         let hello = ServerHello {
-            version: client.version()?,
+            versions: Versions {
+                min: version,
+                max: version,
+            },
             key: *key,
             ephemeral: own.public(),
             share: pake.as_ref().map(Pake::share),
@@ -275,7 +282,7 @@ impl Greeting {
         let proof = both.proof(Prover::Server);
         let secret = shared_key(self.pake.as_ref(), self.share.as_ref(), Prover::Server)?;
         both.share(secret);
-        Ok((Proved { both }, Message::Proof(proof).encode()))
+        Ok((Proved { both }, Message::Proof { proof }.encode()))
     }
 }
 
@@ -295,11 +302,11 @@ impl Proved {
     }
 
     fn hear(&mut self, bytes: &[u8]) -> Result<Introduction> {
-        let Message::Introduction(sealed) = Message::decode(bytes)? else {
+        let Message::Introduction { sealed } = Message::decode(bytes)? else {
             return Err(out_of_turn());
         };
         let opened = self.both.open(Prover::Client, &sealed)?;
-        let said = Introduction::decode(&opened)?;
+        let said = Introduction::decode_fields(&opened)?;
         self.both.meet(&said.key)?;
         Ok(said)
     }
@@ -317,7 +324,7 @@ impl Introduced {
     /// `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`.
     pub(crate) fn proved(self, bytes: &[u8]) -> Result<(Server, Introduction)> {
         let (both, said) = self.said?;
-        let Message::Proof(proof) = Message::decode(bytes)? else {
+        let Message::Proof { proof } = Message::decode(bytes)? else {
             return Err(out_of_turn());
         };
         both.check(Prover::Client, &proof)?;
@@ -333,7 +340,8 @@ pub(crate) struct Server {
 impl Server {
     /// Sends the client to another socket.
     pub(crate) fn elsewhere(&mut self, elsewhere: &Elsewhere) -> Vec<u8> {
-        Message::Elsewhere(self.both.seal(Prover::Server, elsewhere.encode())).encode()
+        let sealed = self.both.seal(Prover::Server, elsewhere.encode_fields());
+        Message::Elsewhere { sealed }.encode()
     }
 
     /// The same handshake for a connection of another kind, where it sent the client; and by what that is told.
@@ -347,7 +355,7 @@ impl Server {
     /// # Errors
     /// `AuthenticationFailed`: it is somebody else. `Malformed`.
     pub(crate) fn arrived(&mut self, sealed: &[u8]) -> Result<Arrival> {
-        Arrival::decode(&self.both.open(Prover::Client, sealed)?)
+        Arrival::decode_fields(&self.both.open(Prover::Client, sealed)?)
     }
 
     /// What a client says that does not go there.
@@ -363,7 +371,7 @@ impl Server {
 
     /// The connection stands, with the holder of `key`.
     pub(crate) fn accept(&mut self, key: &PrivateKey, acceptance: &Acceptance) -> Result<Vec<u8>> {
-        let sealed = self.both.seal(Prover::Server, acceptance.encode());
+        let sealed = self.both.seal(Prover::Server, acceptance.encode_fields());
         self.both.show(key)?;
         let proof = self.both.proof(Prover::Server);
         Ok(Message::Acceptance { sealed, proof }.encode())
@@ -565,7 +573,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{protocol::wire::tests::identities, types::Identity};
+    use crate::{
+        protocol::wire::{Name, tests::identities},
+        types::Identity,
+    };
 
     /// A key for one handshake, and what a share of the secret is made of.
     fn random() -> impl Strategy<Value = ([u8; 32], Random)> {
@@ -632,7 +643,7 @@ mod tests {
             let bytes = client.prove(&client_key)?;
             let (mut server, introduced) = server.proved(&wire(4, bytes))?;
             let elsewhere = Elsewhere {
-                unix_name: b"the name of a socket".to_vec(),
+                unix_name: Name(b"the name of a socket".to_vec()),
                 transports: vec!["shm".to_owned()],
             };
             let bytes = server.elsewhere(&elsewhere);
@@ -642,7 +653,11 @@ mod tests {
             if self.goes {
                 let (there, bytes) = client.arrive("unix", &Arrival { memory: None });
                 let (expected, ticket) = server.expect("unix");
-                let Message::Arrival(shown, sealed) = Message::decode(&wire(6, bytes))? else {
+                let Message::Arrival {
+                    ticket: shown,
+                    sealed,
+                } = Message::decode(&wire(6, bytes))?
+                else {
                     return Err(out_of_turn());
                 };
                 if shown != ticket {
@@ -658,6 +673,7 @@ mod tests {
                 identity: self.identity.clone(),
                 lanes: vec!["tcp".to_owned()],
                 memory: None,
+                reached: None,
             };
             let bytes = server.accept(&taker, &acceptance)?;
             let Verdict::Accept(accepted) = client.verdict(&wire(7, bytes))? else {
@@ -682,7 +698,7 @@ mod tests {
                 })
                 .unwrap();
             prop_assert_eq!(introduced.identity, case.identity.clone());
-            prop_assert_eq!(elsewhere.unix_name, b"the name of a socket");
+            prop_assert_eq!(elsewhere.unix_name.0, b"the name of a socket");
             let secrets: [&[u8]; 3] = [b"the name of a socket", &introduced.key.0, &case.identity.boot];
             for secret in secrets {
                 prop_assert!(!seen.windows(secret.len()).any(|window| window == secret), "{secret:?}");

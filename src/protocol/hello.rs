@@ -4,13 +4,15 @@
 //! message    "WHARF" 0, kind u8, 1 | length u32 of all | fields
 //! ```
 //!
+//! A field's id means the same in all of them.
+//!
 //! What is said when, and what it proves, is [`handshake`](super::handshake)'s.
 
 use super::{
     control::{error_kind, error_kind_code},
     keys::PublicKey,
     pake::Share,
-    wire::{MAX_NAME, Reader, identity_bytes, malformed, once, put_field, put_texts, required},
+    wire::{Field, Name, Reader, fields, malformed, put, read_fields, sequence},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -31,257 +33,252 @@ pub(crate) const HEAD: usize = 12;
 /// What shows who its sender is.
 pub(crate) type Proof = [u8; 32];
 
-/// What the dialling end says first: nothing of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ClientHello {
-    /// Oldest version it speaks.
-    pub(crate) version_min: u16,
-    /// Newest version it speaks.
-    pub(crate) version_max: u16,
-    /// Made for this handshake.
-    pub(crate) ephemeral: PublicKey,
-    /// There when it has a secret.
-    pub(crate) share: Option<Share>,
+/// Versions of the wire that an end speaks. They come first and are checked as they are read: what
+/// follows may mean something else in another version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Versions {
+    pub(crate) min: u16,
+    pub(crate) max: u16,
+}
+
+impl Versions {
+    /// The newest that this side speaks as well.
+    pub(crate) fn newest(self) -> Result<u16> {
+        let Self { min, max } = self;
+        if min > max {
+            return Err(malformed("the newest version is older than the oldest"));
+        }
+        let version = max.min(VERSION_MAX);
+        if version < min.max(VERSION_MIN) {
+            return Err(Error::new(
+                ErrorKind::VersionMismatch,
+                format!(
+                    "the peer speaks versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}"
+                ),
+            ));
+        }
+        Ok(version)
+    }
+}
+
+impl Field for Versions {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.min.put(out);
+        self.max.put(out);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        let (min, max) = (body.u16()?, body.u16()?);
+        let versions = Self { min, max };
+        versions.newest().map(|_| versions)
+    }
+}
+
+sequence! { PublicKey { 0 } }
+sequence! { Landmark { address, holds } }
+
+fields! {
+    /// What the dialling end says first: nothing of itself.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct ClientHello {
+        pub(crate) versions: Versions = 1,
+        /// Made for this handshake.
+        pub(crate) ephemeral: PublicKey = 6,
+        /// There when it has a secret.
+        pub(crate) share: Option<Share> = 7 or None,
+    }
 }
 
 impl ClientHello {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        frame(Kind::Client, |out| {
-            put_versions(out, self.version_min, self.version_max);
-            put_field(out, field::EPHEMERAL, &self.ephemeral.0);
-            if let Some(share) = &self.share {
-                put_field(out, field::SHARE, share);
-            }
-        })
+        frame(CLIENT, &self.encode_fields())
     }
 
     /// # Errors
     /// `Malformed`, or `VersionMismatch` when both sides have no version in common.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let parts = Parts::read(unframe(Kind::Client, bytes)?)?;
-        let (version_min, version_max) = required(parts.versions)?;
-        Ok(Self {
-            version_min,
-            version_max,
-            ephemeral: required(parts.ephemeral)?,
-            share: parts.share,
-        })
-    }
-
-    /// The newest version that both sides speak: the one to answer with.
-    pub(crate) fn version(&self) -> Result<u16> {
-        shared_version(self.version_min, self.version_max)
+        Self::decode_fields(unframe(CLIENT, bytes)?)
     }
 }
 
-/// What the listening end answers: which worker it is, and no more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ServerHello {
-    /// The version it chose.
-    pub(crate) version: u16,
-    pub(crate) key: PublicKey,
-    /// Made for this handshake.
-    pub(crate) ephemeral: PublicKey,
-    /// There when it has a secret.
-    pub(crate) share: Option<Share>,
+fields! {
+    /// What the listening end answers: which worker it is, and no more.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct ServerHello {
+        /// The one that it chose.
+        pub(crate) versions: Versions = 1,
+        pub(crate) key: PublicKey = 2,
+        /// Made for this handshake.
+        pub(crate) ephemeral: PublicKey = 6,
+        /// There when it has a secret.
+        pub(crate) share: Option<Share> = 7 or None,
+    }
 }
 
 impl ServerHello {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        frame(Kind::Server, |out| {
-            put_versions(out, self.version, self.version);
-            put_field(out, field::KEY, &self.key.0);
-            put_field(out, field::EPHEMERAL, &self.ephemeral.0);
-            if let Some(share) = &self.share {
-                put_field(out, field::SHARE, share);
-            }
-        })
+        frame(SERVER, &self.encode_fields())
     }
 
     /// # Errors
     /// `Malformed`, or `VersionMismatch` when it chose a version that this side does not speak.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let parts = Parts::read(unframe(Kind::Server, bytes)?)?;
-        let (version, same) = required(parts.versions)?;
-        if version != same {
+        let hello = Self::decode_fields(unframe(SERVER, bytes)?)?;
+        if hello.versions.min != hello.versions.max {
             return Err(malformed("a server chooses one version"));
         }
-        Ok(Self {
-            version,
-            key: required(parts.key)?,
-            ephemeral: required(parts.ephemeral)?,
-            share: parts.share,
-        })
+        Ok(hello)
     }
 }
 
 /// Whether the other end's [`Landmark`] could be read; or why not.
 pub(crate) type Reached = std::result::Result<(), String>;
 
-/// Who dials, told when the listening end has proved who that is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Introduction {
-    pub(crate) key: PublicKey,
-    pub(crate) identity: Identity,
-    /// Transports it can use, best first: at most 64, each up to 255 bytes; what is past that is left out.
-    pub(crate) transports: Vec<String>,
-    /// It does not want to hear of a Unix socket.
-    pub(crate) stays: bool,
-    /// Memory to try to read, over a Unix socket.
-    pub(crate) memory: Option<Landmark>,
-}
-
-impl Introduction {
-    /// What is to be sealed.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_field(&mut out, field::KEY, &self.key.0);
-        put_field(&mut out, field::IDENTITY, &identity_bytes(&self.identity));
-        put_texts(&mut out, field::TRANSPORTS, &self.transports);
-        put_field(&mut out, field::STAYS, &[self.stays.into()]);
-        put_memory(&mut out, self.memory);
-        out
+/// Nothing, or why not, which is not empty.
+impl Field for Reached {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Ok(()) => {}
+            Err(why) if why.is_empty() => out.push(b'?'),
+            Err(why) => why.put(out),
+        }
     }
 
-    /// # Errors
-    /// `Malformed`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let parts = Parts::read(Reader::new(bytes))?;
-        Ok(Self {
-            key: required(parts.key)?,
-            identity: required(parts.identity)?,
-            transports: required(parts.transports)?,
-            stays: required(parts.stays)?,
-            memory: parts.memory,
-        })
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        let why = String::read(body)?;
+        Ok(if why.is_empty() { Ok(()) } else { Err(why) })
     }
 }
 
-/// The yes of the listening end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Acceptance {
-    /// Of the worker that takes the connection, which may be another than the one that said hello.
-    pub(crate) key: PublicKey,
-    pub(crate) identity: Identity,
-    /// Transports to set up now, in this order; bounded as in [`Introduction`].
-    pub(crate) lanes: Vec<String>,
-    /// Its own memory, and what came of trying the other's: where that was offered.
-    pub(crate) memory: Option<(Landmark, Reached)>,
+fields! {
+    /// Who dials, told when the listening end has proved who that is.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Introduction {
+        pub(crate) key: PublicKey = 2,
+        pub(crate) identity: Identity = 3,
+        /// Transports it can use, best first: at most 64, each up to 255 bytes; what is past that is left out.
+        pub(crate) transports: Vec<String> = 5,
+        /// It does not want to hear of a Unix socket.
+        pub(crate) stays: bool = 12,
+        /// Memory to try to read, over a Unix socket.
+        pub(crate) memory: Option<Landmark> = 14 or None,
+    }
+}
+
+fields! {
+    /// The yes of the listening end.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Acceptance {
+        /// Of the worker that takes the connection, which may be another than the one that said hello.
+        pub(crate) key: PublicKey = 2,
+        pub(crate) identity: Identity = 3,
+        /// Transports to set up now, in this order; bounded as in [`Introduction`].
+        pub(crate) lanes: Vec<String> = 5,
+        /// Its own memory, where the other's was offered.
+        pub(crate) memory: Option<Landmark> = 14 or None,
+        /// What came of trying the other's: there when `memory` is.
+        pub(crate) reached: Option<Reached> = 15 or None,
+    }
 }
 
 impl Acceptance {
-    /// What is to be sealed.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_field(&mut out, field::KEY, &self.key.0);
-        put_field(&mut out, field::IDENTITY, &identity_bytes(&self.identity));
-        put_texts(&mut out, field::TRANSPORTS, &self.lanes);
-        if let Some((memory, reached)) = &self.memory {
-            put_memory(&mut out, Some(*memory));
-            put_reached(&mut out, reached);
+    /// # Errors
+    /// `Malformed`.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let acceptance = Self::decode_fields(bytes)?;
+        if acceptance.memory.is_some() != acceptance.reached.is_some() {
+            return Err(malformed(
+                "memory and whether the other's was reached go together",
+            ));
         }
-        out
-    }
-
-    /// # Errors
-    /// `Malformed`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let parts = Parts::read(Reader::new(bytes))?;
-        Ok(Self {
-            key: required(parts.key)?,
-            identity: required(parts.identity)?,
-            lanes: required(parts.transports)?,
-            memory: match (parts.memory, parts.reached) {
-                (Some(memory), Some(reached)) => Some((memory, reached)),
-                (None, None) => None,
-                _ => {
-                    return Err(malformed(
-                        "memory and whether the other's was reached go together",
-                    ));
-                }
-            },
-        })
+        Ok(acceptance)
     }
 }
 
-/// The listening end is on the same host, and can be reached there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Elsewhere {
-    /// Abstract name of its Unix socket.
-    pub(crate) unix_name: Vec<u8>,
-    /// Transports that it offers; bounded as in [`Introduction`].
-    pub(crate) transports: Vec<String>,
-}
-
-impl Elsewhere {
-    /// What is to be sealed.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_field(&mut out, field::UNIX_NAME, &self.unix_name);
-        put_texts(&mut out, field::TRANSPORTS, &self.transports);
-        out
-    }
-
-    /// # Errors
-    /// `Malformed`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let parts = Parts::read(Reader::new(bytes))?;
-        Ok(Self {
-            unix_name: required(parts.unix_name)?,
-            transports: required(parts.transports)?,
-        })
+fields! {
+    /// The listening end is on the same host, and can be reached there.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Elsewhere {
+        /// Abstract name of its Unix socket.
+        pub(crate) unix_name: Name = 4,
+        /// Transports that it offers; bounded as in [`Introduction`].
+        pub(crate) transports: Vec<String> = 5,
     }
 }
 
-/// What the dialling end says first at the Unix socket that it was sent to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arrival {
-    pub(crate) memory: Option<Landmark>,
-}
-
-impl Arrival {
-    /// What is to be sealed.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_memory(&mut out, self.memory);
-        out
-    }
-
-    /// # Errors
-    /// `Malformed`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let memory = Parts::read(Reader::new(bytes))?.memory;
-        Ok(Self { memory })
+fields! {
+    /// What the dialling end says first at the Unix socket that it was sent to.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Arrival {
+        pub(crate) memory: Option<Landmark> = 14 or None,
     }
 }
 
 /// By what the listening end finds the handshake that goes on at its Unix socket.
 pub(crate) type Ticket = [u8; 16];
 
-/// A message after the hellos.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    /// The listening end has the key of its hello; the dialling one that of its introduction.
-    Proof(Proof),
-    /// Under seal an [`Introduction`].
-    Introduction(Vec<u8>),
-    /// Under seal an [`Elsewhere`]; the dialling end goes there, or says that it stays.
-    Elsewhere(Vec<u8>),
-    Stays,
-    /// Under seal an [`Arrival`], of who was sent with this ticket.
-    Arrival(Ticket, Vec<u8>),
-    /// Under seal an [`Acceptance`], and that the worker which it names has its key.
-    Acceptance {
-        sealed: Vec<u8>,
-        proof: Proof,
-    },
-    /// The connection is turned down, by either part of the listening end's.
-    Rejection {
-        /// The kind of error, as [`Message::reject`] writes it.
-        code: u16,
-        /// For people; cut after 255 bytes.
-        reason: String,
-    },
+/// An enum whose variants are messages of a kind each, with fields that have to be there.
+macro_rules! messages {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($(#[$doc:meta])* $variant:ident = $kind:literal $({
+            $($(#[$of_field:meta])* $field:ident: $type:ty = $id:literal,)*
+        })?,)*
+    }) => {
+        $(#[$meta])*
+        $vis enum $name {
+            $($(#[$doc])* $variant $({ $($(#[$of_field])* $field: $type,)* })?,)*
+        }
+
+        impl $name {
+            const KINDS: &[u8] = &[$($kind),*];
+
+            $vis fn encode(&self) -> Vec<u8> {
+                let mut out = Vec::new();
+                match self {
+                    $(Self::$variant { $($($field),*)? } => {
+                        $($(put(&mut out, $id, $field, None);)*)?
+                        frame($kind, &out)
+                    })*
+                }
+            }
+
+            /// # Errors
+            /// `Malformed`.
+            $vis fn decode(bytes: &[u8]) -> Result<Self> {
+                let kind = kind_of(bytes)?;
+                let bytes = unframe(kind, bytes)?;
+                match kind {
+                    $($kind => read_fields!(bytes as Self::$variant { $($($field = $id),*)? }),)*
+                    _ => Err(malformed("a hello where none belongs")),
+                }
+            }
+        }
+    };
+}
+
+messages! {
+    /// A message after the hellos.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) enum Message {
+        /// The listening end has the key of its hello; the dialling one that of its introduction.
+        Proof = b'P' { proof: Proof = 8, },
+        /// Under seal an [`Introduction`].
+        Introduction = b'I' { sealed: Vec<u8> = 9, },
+        /// Under seal an [`Elsewhere`]; the dialling end goes there, or says that it stays.
+        Elsewhere = b'E' { sealed: Vec<u8> = 9, },
+        Stays = b'H',
+        /// Under seal an [`Arrival`], of who was sent with this ticket.
+        Arrival = b'U' { ticket: Ticket = 13, sealed: Vec<u8> = 9, },
+        /// Under seal an [`Acceptance`], and that the worker which it names has its key.
+        Acceptance = b'A' { sealed: Vec<u8> = 9, proof: Proof = 8, },
+        /// The connection is turned down, by either part of the listening end's.
+        Rejection = b'R' {
+            /// The kind of error, as [`Message::reject`] writes it.
+            code: u16 = 10,
+            /// For people; cut after 255 bytes.
+            reason: String = 11,
+        },
+    }
 }
 
 impl Message {
@@ -315,209 +312,19 @@ impl Message {
             message => Ok(message),
         }
     }
-
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Proof(_) => Kind::Proof,
-            Self::Introduction(_) => Kind::Introduction,
-            Self::Elsewhere(_) => Kind::Elsewhere,
-            Self::Stays => Kind::Stays,
-            Self::Arrival(..) => Kind::Arrival,
-            Self::Acceptance { .. } => Kind::Acceptance,
-            Self::Rejection { .. } => Kind::Rejection,
-        }
-    }
-
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        frame(self.kind(), |out| match self {
-            Self::Proof(proof) => put_field(out, field::PROOF, proof),
-            Self::Introduction(sealed) | Self::Elsewhere(sealed) => {
-                put_field(out, field::SEALED, sealed);
-            }
-            Self::Acceptance { sealed, proof } => {
-                put_field(out, field::SEALED, sealed);
-                put_field(out, field::PROOF, proof);
-            }
-            Self::Stays => {}
-            Self::Arrival(ticket, sealed) => {
-                put_field(out, field::TICKET, ticket);
-                put_field(out, field::SEALED, sealed);
-            }
-            Self::Rejection { code, reason } => {
-                put_field(out, field::CODE, &code.to_le_bytes());
-                let end = reason.floor_char_boundary(MAX_NAME);
-                put_field(
-                    out,
-                    field::REASON,
-                    reason.get(..end).unwrap_or_default().as_bytes(),
-                );
-            }
-        })
-    }
-
-    /// # Errors
-    /// `Malformed`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let kind = kind_of(bytes)?;
-        let parts = Parts::read(unframe(kind, bytes)?)?;
-        match kind {
-            Kind::Proof => required(parts.proof).map(Self::Proof),
-            Kind::Introduction => required(parts.sealed).map(Self::Introduction),
-            Kind::Acceptance => Ok(Self::Acceptance {
-                sealed: required(parts.sealed)?,
-                proof: required(parts.proof)?,
-            }),
-            Kind::Elsewhere => required(parts.sealed).map(Self::Elsewhere),
-            Kind::Stays => Ok(Self::Stays),
-            Kind::Arrival => Ok(Self::Arrival(
-                required(parts.ticket)?,
-                required(parts.sealed)?,
-            )),
-            Kind::Rejection => Ok(Self::Rejection {
-                code: required(parts.code)?,
-                reason: required(parts.reason)?,
-            }),
-            Kind::Client | Kind::Server => Err(malformed("a hello where none belongs")),
-        }
-    }
 }
 
-/// The fields of all messages here.
-#[derive(Default)]
-struct Parts {
-    versions: Option<(u16, u16)>,
-    key: Option<PublicKey>,
-    identity: Option<Identity>,
-    unix_name: Option<Vec<u8>>,
-    transports: Option<Vec<String>>,
-    ephemeral: Option<PublicKey>,
-    share: Option<Share>,
-    proof: Option<Proof>,
-    sealed: Option<Vec<u8>>,
-    code: Option<u16>,
-    reason: Option<String>,
-    stays: Option<bool>,
-    ticket: Option<Ticket>,
-    memory: Option<Landmark>,
-    reached: Option<Reached>,
-}
-
-impl Parts {
-    fn read(mut reader: Reader<'_>) -> Result<Self> {
-        let mut parts = Self::default();
-        let key = |body: Reader<'_>| body.whole(Reader::array).map(PublicKey);
-        while let Some((id, body)) = reader.field()? {
-            match id {
-                field::VERSIONS => {
-                    let versions = body.whole(|body| Ok((body.u16()?, body.u16()?)))?;
-                    // First of all: what follows may mean something else in another version.
-                    shared_version(versions.0, versions.1)?;
-                    once(&mut parts.versions, versions)?;
-                }
-                field::KEY => once(&mut parts.key, key(body)?)?,
-                field::IDENTITY => once(&mut parts.identity, body.whole(Reader::identity)?)?,
-                field::UNIX_NAME => once(&mut parts.unix_name, body.name()?)?,
-                field::TRANSPORTS => once(&mut parts.transports, body.texts()?)?,
-                field::EPHEMERAL => once(&mut parts.ephemeral, key(body)?)?,
-                field::SHARE => once(&mut parts.share, body.whole(Reader::array)?)?,
-                field::PROOF => once(&mut parts.proof, body.whole(Reader::array)?)?,
-                field::SEALED => once(&mut parts.sealed, body.rest().to_vec())?,
-                field::CODE => once(&mut parts.code, body.whole(Reader::u16)?)?,
-                field::REASON => once(&mut parts.reason, body.text()?)?,
-                field::STAYS => once(&mut parts.stays, body.whole(Reader::bool)?)?,
-                field::TICKET => once(&mut parts.ticket, body.whole(Reader::array)?)?,
-                field::MEMORY => once(&mut parts.memory, body.whole(memory)?)?,
-                field::REACHED => once(&mut parts.reached, reached(body)?)?,
-                _ => {}
-            }
-        }
-        Ok(parts)
-    }
-}
-
-/// The newest version that this side and one that speaks `min..=max` have in common.
-fn shared_version(min: u16, max: u16) -> Result<u16> {
-    if min > max {
-        return Err(malformed("the newest version is older than the oldest"));
-    }
-    let version = max.min(VERSION_MAX);
-    if version < min.max(VERSION_MIN) {
-        return Err(Error::new(
-            ErrorKind::VersionMismatch,
-            format!(
-                "the peer speaks versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}"
-            ),
-        ));
-    }
-    Ok(version)
-}
-
-/// The versions come first, so that they are read before anything that depends on them.
-fn put_versions(out: &mut Vec<u8>, min: u16, max: u16) {
-    let ([a, b], [c, d]) = (min.to_le_bytes(), max.to_le_bytes());
-    put_field(out, field::VERSIONS, &[a, b, c, d]);
-}
-
-fn put_memory(out: &mut Vec<u8>, memory: Option<Landmark>) {
-    if let Some(Landmark { address, holds }) = memory {
-        put_field(
-            out,
-            field::MEMORY,
-            &[&address.to_le_bytes()[..], &holds].concat(),
-        );
-    }
-}
-
-fn memory(body: &mut Reader<'_>) -> Result<Landmark> {
-    Ok(Landmark {
-        address: body.u64()?,
-        holds: body.array()?,
-    })
-}
-
-/// Nothing, or why not: not empty, cut after 255 bytes.
-fn put_reached(out: &mut Vec<u8>, reached: &Reached) {
-    let why = match reached {
-        Ok(()) => "",
-        Err(why) if why.is_empty() => "?",
-        Err(why) => &why[..why.floor_char_boundary(MAX_NAME)],
-    };
-    put_field(out, field::REACHED, why.as_bytes());
-}
-
-fn reached(body: Reader<'_>) -> Result<Reached> {
-    let why = body.text()?;
-    match why.is_empty() {
-        true => Ok(Ok(())),
-        false => Ok(Err(why)),
-    }
-}
-
-/// What a message is: a byte of its magic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Kind {
-    Client = b'C',
-    Server = b'S',
-    Proof = b'P',
-    Introduction = b'I',
-    Elsewhere = b'E',
-    Stays = b'H',
-    Arrival = b'U',
-    Acceptance = b'A',
-    Rejection = b'R',
-}
+/// What a message is, a byte of its magic: that of each hello; the others are [`Message::KINDS`].
+const CLIENT: u8 = b'C';
+const SERVER: u8 = b'S';
 
 const MAGIC: [u8; 6] = *b"WHARF\0";
 
-fn frame(kind: Kind, fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+fn frame(kind: u8, fields: &[u8]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
-    out.extend_from_slice(&[kind as u8, 1, 0, 0, 0, 0]);
-    fields(&mut out);
-    let length = (out.len() as u32).to_le_bytes();
-    if let Some(place) = out.get_mut(8..HEAD) {
-        place.copy_from_slice(&length);
-    }
+    out.extend_from_slice(&[kind, 1]);
+    ((HEAD + fields.len()) as u32).put(&mut out);
+    out.extend_from_slice(fields);
     out
 }
 
@@ -534,53 +341,24 @@ pub(crate) fn length_of(head: &[u8]) -> Result<usize> {
     }
 }
 
-fn kind_of(bytes: &[u8]) -> Result<Kind> {
-    let known = [
-        Kind::Client,
-        Kind::Server,
-        Kind::Proof,
-        Kind::Introduction,
-        Kind::Elsewhere,
-        Kind::Stays,
-        Kind::Arrival,
-        Kind::Acceptance,
-        Kind::Rejection,
-    ];
-    let mut known = known.into_iter();
-    known
-        .find(|known| match bytes.strip_prefix(&MAGIC) {
-            Some([kind, 1, ..]) => *kind == *known as u8,
-            _ => false,
-        })
-        .ok_or_else(|| malformed("the other end does not speak this protocol"))
+fn kind_of(bytes: &[u8]) -> Result<u8> {
+    match bytes.strip_prefix(&MAGIC) {
+        Some([kind, 1, ..]) if [CLIENT, SERVER].contains(kind) || Message::KINDS.contains(kind) => {
+            Ok(*kind)
+        }
+        _ => Err(malformed("the other end does not speak this protocol")),
+    }
 }
 
-fn unframe(kind: Kind, bytes: &[u8]) -> Result<Reader<'_>> {
+/// The fields of a message of that kind.
+fn unframe(kind: u8, bytes: &[u8]) -> Result<&[u8]> {
     if kind_of(bytes)? != kind {
         return Err(malformed("another message of the handshake was due"));
     }
     if length_of(bytes)? != bytes.len() {
         return Err(malformed("the length of the message is wrong"));
     }
-    Ok(Reader::new(bytes.get(HEAD..).unwrap_or_default()))
-}
-
-mod field {
-    pub(super) const VERSIONS: u16 = 1;
-    pub(super) const KEY: u16 = 2;
-    pub(super) const IDENTITY: u16 = 3;
-    pub(super) const UNIX_NAME: u16 = 4;
-    pub(super) const TRANSPORTS: u16 = 5;
-    pub(super) const EPHEMERAL: u16 = 6;
-    pub(super) const SHARE: u16 = 7;
-    pub(super) const PROOF: u16 = 8;
-    pub(super) const SEALED: u16 = 9;
-    pub(super) const CODE: u16 = 10;
-    pub(super) const REASON: u16 = 11;
-    pub(super) const STAYS: u16 = 12;
-    pub(super) const TICKET: u16 = 13;
-    pub(super) const MEMORY: u16 = 14;
-    pub(super) const REACHED: u16 = 15;
+    Ok(bytes.get(HEAD..).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -588,10 +366,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::wire::tests::{identities, names, refuses_truncation};
+    use crate::protocol::wire::{
+        MAX_NAME, put_field,
+        tests::{hex, identities, identity, names, refuses_truncation},
+    };
 
     fn keys() -> impl Strategy<Value = PublicKey> {
         any::<[u8; 32]>().prop_map(PublicKey)
+    }
+
+    fn one(version: u16) -> Versions {
+        Versions {
+            min: version,
+            max: version,
+        }
     }
 
     fn shares() -> impl Strategy<Value = Option<Share>> {
@@ -599,14 +387,14 @@ mod tests {
     }
 
     prop_compose! {
-        fn client_hellos()(version_max in VERSION_MAX.., ephemeral in keys(), share in shares()) -> ClientHello {
-            ClientHello { version_min: VERSION_MIN, version_max, ephemeral, share }
+        fn client_hellos()(max in VERSION_MAX.., ephemeral in keys(), share in shares()) -> ClientHello {
+            ClientHello { versions: Versions { min: VERSION_MIN, max }, ephemeral, share }
         }
     }
 
     prop_compose! {
         fn server_hellos()(key in keys(), ephemeral in keys(), share in shares()) -> ServerHello {
-            ServerHello { version: VERSION_MAX, key, ephemeral, share }
+            ServerHello { versions: one(VERSION_MAX), key, ephemeral, share }
         }
     }
 
@@ -616,13 +404,13 @@ mod tests {
 
     fn messages() -> impl Strategy<Value = Message> {
         prop_oneof![
-            any::<Proof>().prop_map(Message::Proof),
+            any::<Proof>().prop_map(|proof| Message::Proof { proof }),
             (any::<Ticket>(), sealed())
-                .prop_map(|(ticket, sealed)| Message::Arrival(ticket, sealed)),
-            sealed().prop_map(Message::Introduction),
+                .prop_map(|(ticket, sealed)| Message::Arrival { ticket, sealed }),
+            sealed().prop_map(|sealed| Message::Introduction { sealed }),
             (sealed(), any::<Proof>())
                 .prop_map(|(sealed, proof)| Message::Acceptance { sealed, proof }),
-            sealed().prop_map(Message::Elsewhere),
+            sealed().prop_map(|sealed| Message::Elsewhere { sealed }),
             Just(Message::Stays),
             (any::<u16>(), "[a-zé]{0,60}")
                 .prop_map(|(code, reason)| Message::Rejection { code, reason }),
@@ -680,18 +468,18 @@ mod tests {
             identity in identities(),
             transports in names(),
             stays in any::<bool>(),
-            memory in prop::option::of((memories(), reaches())),
+            tried in prop::option::of((memories(), reaches())),
             unix_name in prop::collection::vec(any::<u8>(), 0..40),
         ) {
-            let elsewhere = Elsewhere { unix_name, transports: transports.clone() };
-            prop_assert_eq!(&Elsewhere::decode(&elsewhere.encode()).unwrap(), &elsewhere);
-            let acceptance = Acceptance { key, identity: identity.clone(), lanes: transports.clone(), memory: memory.clone() };
-            prop_assert_eq!(&Acceptance::decode(&acceptance.encode()).unwrap(), &acceptance);
-            let memory = memory.map(|(memory, _)| memory);
+            let elsewhere = Elsewhere { unix_name: Name(unix_name), transports: transports.clone() };
+            prop_assert_eq!(&Elsewhere::decode_fields(&elsewhere.encode_fields()).unwrap(), &elsewhere);
+            let (memory, reached) = tried.unzip();
+            let acceptance = Acceptance { key, identity: identity.clone(), lanes: transports.clone(), memory, reached };
+            prop_assert_eq!(&Acceptance::decode(&acceptance.encode_fields()).unwrap(), &acceptance);
             let arrival = Arrival { memory };
-            prop_assert_eq!(Arrival::decode(&arrival.encode()).unwrap(), arrival);
+            prop_assert_eq!(Arrival::decode_fields(&arrival.encode_fields()).unwrap(), arrival);
             let introduction = Introduction { key, identity, transports, stays, memory };
-            prop_assert_eq!(&Introduction::decode(&introduction.encode()).unwrap(), &introduction);
+            prop_assert_eq!(&Introduction::decode_fields(&introduction.encode_fields()).unwrap(), &introduction);
         }
 
         #[test]
@@ -704,16 +492,16 @@ mod tests {
             prop_assert!(ServerHello::decode(&bytes).is_err());
             prop_assert!(ClientHello::decode(&bytes).is_err());
             prop_assert!(Message::decode(&bytes).is_err());
-            let framed = |kind| frame(kind, |out| out.extend_from_slice(&bytes));
-            let _ = ServerHello::decode(&framed(Kind::Server));
-            let _ = ClientHello::decode(&framed(Kind::Client));
-            for kind in [Kind::Proof, Kind::Introduction, Kind::Elsewhere, Kind::Arrival, Kind::Acceptance, Kind::Rejection] {
+            let framed = |kind| frame(kind, &bytes);
+            let _ = ServerHello::decode(&framed(SERVER));
+            let _ = ClientHello::decode(&framed(CLIENT));
+            for &kind in Message::KINDS {
                 let _ = Message::decode(&framed(kind));
             }
-            let _ = Introduction::decode(&bytes);
+            let _ = Introduction::decode_fields(&bytes);
             let _ = Acceptance::decode(&bytes);
-            let _ = Elsewhere::decode(&bytes);
-            let _ = Arrival::decode(&bytes);
+            let _ = Elsewhere::decode_fields(&bytes);
+            let _ = Arrival::decode_fields(&bytes);
             let mut altered = server.encode();
             let at = at.index(altered.len());
             altered[at] ^= change;
@@ -723,26 +511,30 @@ mod tests {
 
     #[test]
     fn versions_without_overlap_say_so() {
-        let later = |out: &mut Vec<u8>, min, max| {
-            put_versions(out, VERSION_MAX + min, VERSION_MAX + max);
+        let later = |kind, min, max| {
+            let mut out = Vec::new();
+            let (min, max) = (VERSION_MAX + min, VERSION_MAX + max);
+            put(&mut out, 1, &Versions { min, max }, None);
             // Garbage behind the versions does not matter: it may be right in theirs.
             out.extend_from_slice(&[0xff; 3]);
+            frame(kind, &out)
         };
-        let client = frame(Kind::Client, |out| later(out, 1, 3));
+        let client = later(CLIENT, 1, 3);
         assert_eq!(
             ClientHello::decode(&client).unwrap_err().kind(),
             ErrorKind::VersionMismatch
         );
-        let server = frame(Kind::Server, |out| later(out, 1, 1));
+        let server = later(SERVER, 1, 1);
         assert_eq!(
             ServerHello::decode(&server).unwrap_err().kind(),
             ErrorKind::VersionMismatch
         );
+        let newest = |min, max| Versions { min, max }.newest();
         assert_eq!(
-            shared_version(VERSION_MAX, 1).unwrap_err().kind(),
+            newest(VERSION_MAX, 1).unwrap_err().kind(),
             ErrorKind::Malformed
         );
-        assert_eq!(shared_version(0, u16::MAX).unwrap(), VERSION_MAX);
+        assert_eq!(newest(0, u16::MAX).unwrap(), VERSION_MAX);
     }
 
     #[test]
@@ -774,13 +566,183 @@ mod tests {
                 holds: [1; 16],
             }),
         };
-        let mut sealed = introduction.encode();
-        assert_eq!(Introduction::decode(&sealed).unwrap(), introduction);
+        let mut sealed = introduction.encode_fields();
+        assert_eq!(Introduction::decode_fields(&sealed).unwrap(), introduction);
         // With its tag.
         sealed.extend_from_slice(&[0; 32]);
-        let message = Message::Introduction(sealed);
+        let message = Message::Introduction { sealed };
         let bytes = message.encode();
         assert!(bytes.len() <= MAX_HELLO);
         assert_eq!(Message::decode(&bytes).unwrap(), message);
+    }
+
+    #[test]
+    fn their_bytes_stay_what_they_are() {
+        let stays = |bytes: Vec<u8>, expected: &str| assert_eq!(hex(&bytes), expected);
+        let key = PublicKey(*b"a public key of 32 bytes in all.");
+        let ephemeral = PublicKey(*b"a key for once, with 32 bytes...");
+        let share = *b"a share, of thirty-two bytes too";
+        let client = |share| ClientHello {
+            versions: Versions {
+                min: 5,
+                max: 0x0506,
+            },
+            ephemeral,
+            share,
+        };
+        stays(
+            client(Some(share)).encode(),
+            "57484152460043015c00000001000400050006050600200061206b657920666f72206f6e63652c20\
+             776974682033322062797465732e2e2e07002000612073686172652c206f66207468697274792d74\
+             776f20627974657320746f6f",
+        );
+        stays(
+            client(None).encode(),
+            "57484152460043013800000001000400050006050600200061206b657920666f72206f6e63652c20\
+             776974682033322062797465732e2e2e",
+        );
+        let server = |share| ServerHello {
+            versions: one(5),
+            key,
+            ephemeral,
+            share,
+        };
+        stays(
+            server(Some(share)).encode(),
+            "57484152460053018000000001000400050005000200200061207075626c6963206b6579206f6620\
+             333220627974657320696e20616c6c2e0600200061206b657920666f72206f6e63652c2077697468\
+             2033322062797465732e2e2e07002000612073686172652c206f66207468697274792d74776f2062\
+             7974657320746f6f",
+        );
+        stays(
+            server(None).encode(),
+            "57484152460053015c00000001000400050005000200200061207075626c6963206b6579206f6620\
+             333220627974657320696e20616c6c2e0600200061206b657920666f72206f6e63652c2077697468\
+             2033322062797465732e2e2e",
+        );
+
+        let transports = || vec!["shm".to_owned(), "tcp".to_owned()];
+        let memory = Landmark {
+            address: 0x0102_0304_0506_0708,
+            holds: *b"held, 16 of them",
+        };
+        let introduction = |stays, memory| Introduction {
+            key,
+            identity: identity(),
+            transports: transports(),
+            stays,
+            memory,
+        };
+        stays(
+            introduction(true, Some(memory)).encode_fields(),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d037463700c000100010e001800080706050403020168656c\
+             642c203136206f66207468656d",
+        );
+        stays(
+            introduction(false, None).encode_fields(),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d037463700c00010000",
+        );
+        let acceptance = |tried: Option<(Landmark, Reached)>| {
+            let (memory, reached) = tried.unzip();
+            let lanes = transports();
+            let identity = identity();
+            Acceptance {
+                key,
+                identity,
+                lanes,
+                memory,
+                reached,
+            }
+            .encode_fields()
+        };
+        let why = |why: &str| Some((memory, Err(why.to_owned())));
+        stays(
+            acceptance(Some((memory, Ok(())))),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d037463700e001800080706050403020168656c642c203136\
+             206f66207468656d0f000000",
+        );
+        stays(
+            acceptance(why("not mine")),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d037463700e001800080706050403020168656c642c203136\
+             206f66207468656d0f0008006e6f74206d696e65",
+        );
+        stays(
+            acceptance(why("")),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d037463700e001800080706050403020168656c642c203136\
+             206f66207468656d0f0001003f",
+        );
+        stays(
+            acceptance(None),
+            "0200200061207075626c6963206b6579206f6620333220627974657320696e20616c6c2e03003000\
+             30313233343536373839616263646566080706050403020118171615141312112827262524232221\
+             3433323144434241050008000373686d03746370",
+        );
+        let elsewhere = Elsewhere {
+            unix_name: Name(b"name".to_vec()),
+            transports: transports(),
+        };
+        stays(
+            elsewhere.encode_fields(),
+            "040004006e616d65050008000373686d03746370",
+        );
+        let memory = Some(memory);
+        stays(
+            Arrival { memory }.encode_fields(),
+            "0e001800080706050403020168656c642c203136206f66207468656d",
+        );
+        stays(Arrival { memory: None }.encode_fields(), "");
+
+        let sealed = b"sealed".to_vec();
+        let proof = *b"a proof, which is 32 bytes long.";
+        stays(
+            Message::Proof { proof }.encode(),
+            "57484152460050013000000008002000612070726f6f662c20776869636820697320333220627974\
+             6573206c6f6e672e",
+        );
+        stays(
+            Message::Introduction {
+                sealed: sealed.clone(),
+            }
+            .encode(),
+            "574841524600490116000000090006007365616c6564",
+        );
+        stays(
+            Message::Elsewhere {
+                sealed: sealed.clone(),
+            }
+            .encode(),
+            "574841524600450116000000090006007365616c6564",
+        );
+        stays(Message::Stays.encode(), "57484152460048010c000000");
+        stays(
+            Message::Arrival {
+                ticket: *b"a ticket, 16 by.",
+                sealed: sealed.clone(),
+            }
+            .encode(),
+            "57484152460055012a0000000d00100061207469636b65742c2031362062792e090006007365616c\
+             6564",
+        );
+        stays(
+            Message::Acceptance { sealed, proof }.encode(),
+            "57484152460041013a000000090006007365616c656408002000612070726f6f662c207768696368\
+             206973203332206279746573206c6f6e672e",
+        );
+        let reason = "no".to_owned();
+        let code = 0x0102;
+        stays(
+            Message::Rejection { code, reason }.encode(),
+            "5748415246005201180000000a00020002010b0002006e6f",
+        );
     }
 }

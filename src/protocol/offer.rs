@@ -2,7 +2,7 @@
 
 use super::{
     registered::Registered,
-    wire::{Reader, once, open, put_field, required, seal},
+    wire::{Field, Reader, fields, open, seal},
 };
 use crate::error::Result;
 
@@ -12,66 +12,45 @@ pub(crate) type Attempt = [u8; 16];
 /// Longest part that goes along, in bytes.
 pub(crate) const MAX_ALONG: usize = 16 << 10;
 
-/// One message of an attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
-    /// The sender's attempt.
-    pub(crate) attempt: Attempt,
-    /// The attempt of the receiver's that it has seen.
-    pub(crate) answers: Option<Attempt>,
-    /// The sender's counter.
-    pub(crate) counter: Registered,
-    /// What else the attempt is about: at most [`MAX_ALONG`] bytes.
-    pub(crate) along: Vec<u8>,
+fields! {
+    /// One message of an attempt.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Offer {
+        /// The sender's attempt.
+        pub(crate) attempt: Attempt = 2,
+        /// The attempt of the receiver's that it has seen.
+        pub(crate) answers: Option<Attempt> = 3 or None,
+        /// The sender's counter.
+        pub(crate) counter: Registered = 4,
+        /// What else the attempt is about: at most [`MAX_ALONG`] bytes.
+        pub(crate) along: Vec<u8> = 5 or Vec::new(),
+    }
 }
 
 impl Offer {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut fields = Vec::new();
-        put_field(&mut fields, field::ATTEMPT, &self.attempt);
-        if let Some(answers) = &self.answers {
-            put_field(&mut fields, field::ANSWERS, answers);
-        }
-        put_field(&mut fields, field::COUNTER, &self.counter.to_bytes());
-        if !self.along.is_empty() {
-            put_field(&mut fields, field::ALONG, &self.along);
-        }
-        seal(MAGIC, VERSION, &fields)
+        seal(MAGIC, VERSION, &self.encode_fields())
     }
 
     /// # Errors
     /// `Malformed`; `VersionMismatch` for an intact offer, or counter, of another version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = open(MAGIC, VERSION, "semaphore's offer", bytes)?;
-        let (mut attempt, mut answers) = (None, None);
-        let (mut counter, mut along) = (None, None);
-        while let Some((id, body)) = reader.field()? {
-            match id {
-                field::ATTEMPT => once(&mut attempt, body.whole(Reader::array)?)?,
-                field::ANSWERS => once(&mut answers, body.whole(Reader::array)?)?,
-                field::COUNTER => once(&mut counter, Registered::from_bytes(body.rest())?)?,
-                field::ALONG => once(&mut along, body.rest().to_vec())?,
-                _ => {}
-            }
-        }
-        Ok(Self {
-            attempt: required(attempt)?,
-            answers,
-            counter: required(counter)?,
-            along: along.unwrap_or_default(),
-        })
+        Self::decode_fields(open(MAGIC, VERSION, "semaphore's offer", bytes)?)
+    }
+}
+
+impl Field for Registered {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.to_bytes().put(out);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        Self::from_bytes(body.rest())
     }
 }
 
 const MAGIC: [u8; 4] = *b"WHSO";
 const VERSION: u16 = 1;
-
-mod field {
-    pub(super) const ATTEMPT: u16 = 2;
-    pub(super) const ANSWERS: u16 = 3;
-    pub(super) const COUNTER: u16 = 4;
-    pub(super) const ALONG: u16 = 5;
-}
 
 #[cfg(test)]
 mod tests {
@@ -82,7 +61,8 @@ mod tests {
         protocol::{
             Descriptor,
             descriptor::RegionKey,
-            wire::tests::{identities, refuses_flips, refuses_truncation, with_unknown_field},
+            registered,
+            wire::tests::{hex, identities, refuses_flips, refuses_truncation, with_unknown_field},
         },
         types::{Access, MemoryType},
     };
@@ -114,5 +94,38 @@ mod tests {
             // Arbitrary fields behind an intact envelope.
             let _ = Offer::from_bytes(&seal(MAGIC, VERSION, &bytes));
         }
+    }
+
+    #[test]
+    fn its_bytes_stay_what_they_are() {
+        let mut offer = Offer {
+            attempt: *b"an attempt, 16 b",
+            answers: Some(*b"its answer, 16 b"),
+            counter: registered::tests::pinned(),
+            along: b"along".to_vec(),
+        };
+        assert_eq!(
+            hex(&offer.to_bytes()),
+            "5748534f0100220102001000616e20617474656d70742c20313620620300100069747320616e7377\
+             65722c20313620620400e1005748524d0100e1000200100066656463626139383736353433323130\
+             03000400747372710400080001020304050607080500a9005748444b0100a9000200300030313233\
+             34353637383961626364656608070605040302011817161514131211282726252423222134333231\
+             444342410300040002000605040001000105001c0054535251000000006261000000000000040302\
+             01181716151413121106001800282726252423222132310000000000004847464544434241070018\
+             0007000000000000000800000009000000000000000a000000080000006775951f2f700dc6050005\
+             00616c6f6e67c08e3310"
+        );
+        offer.answers = None;
+        offer.along.clear();
+        assert_eq!(
+            hex(&offer.to_bytes()),
+            "5748534f0100050102001000616e20617474656d70742c20313620620400e1005748524d0100e100\
+             02001000666564636261393837363534333231300300040074737271040008000102030405060708\
+             0500a9005748444b0100a90002003000303132333435363738396162636465660807060504030201\
+             1817161514131211282726252423222134333231444342410300040002000605040001000105001c\
+             00545352510000000062610000000000000403020118171615141312110600180028272625242322\
+             21323100000000000048474645444342410700180007000000000000000800000009000000000000\
+             000a000000080000006775951f2f700dc642aeab4a"
+        );
     }
 }

@@ -2,78 +2,58 @@
 
 use super::{
     Descriptor,
-    wire::{Reader, once, open, put_field, required, seal},
+    wire::{Field, Reader, fields, open, seal},
 };
 use crate::error::Result;
 
-/// What [`RegisteredMemory`](crate::channel::RegisteredMemory) is on the way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Registered {
-    /// The communicator that it was registered with.
-    pub(crate) communicator: [u8; 16],
-    /// The owner.
-    pub(crate) rank: u32,
-    /// When the owner takes it back, in milliseconds since 1970 by the owner's clock.
-    pub(crate) expires: Option<u64>,
-    pub(crate) descriptor: Descriptor,
+fields! {
+    /// What [`RegisteredMemory`](crate::channel::RegisteredMemory) is on the way.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Registered {
+        /// The communicator that it was registered with.
+        pub(crate) communicator: [u8; 16] = 2,
+        /// The owner.
+        pub(crate) rank: u32 = 3,
+        /// When the owner takes it back, in milliseconds since 1970 by the owner's clock.
+        pub(crate) expires: Option<u64> = 4 or None,
+        pub(crate) descriptor: Descriptor = 5,
+    }
 }
 
 impl Registered {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let descriptor = self.descriptor.to_bytes();
-        let mut fields = Vec::with_capacity(64 + descriptor.len());
-        put_field(&mut fields, field::COMMUNICATOR, &self.communicator);
-        put_field(&mut fields, field::RANK, &self.rank.to_le_bytes());
-        if let Some(expires) = self.expires {
-            put_field(&mut fields, field::EXPIRES, &expires.to_le_bytes());
-        }
-        put_field(&mut fields, field::DESCRIPTOR, &descriptor);
-        seal(MAGIC, VERSION, &fields)
+        seal(MAGIC, VERSION, &self.encode_fields())
     }
 
     /// # Errors
     /// As [`Descriptor::from_bytes`].
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = open(MAGIC, VERSION, "registered memory", bytes)?;
-        let (mut communicator, mut rank) = (None, None);
-        let (mut expires, mut descriptor) = (None, None);
-        while let Some((id, body)) = reader.field()? {
-            match id {
-                field::COMMUNICATOR => once(&mut communicator, body.whole(Reader::array)?)?,
-                field::RANK => once(&mut rank, body.whole(Reader::u32)?)?,
-                field::EXPIRES => once(&mut expires, body.whole(Reader::u64)?)?,
-                field::DESCRIPTOR => once(&mut descriptor, Descriptor::from_bytes(body.rest())?)?,
-                _ => {}
-            }
-        }
-        Ok(Self {
-            communicator: required(communicator)?,
-            rank: required(rank)?,
-            expires,
-            descriptor: required(descriptor)?,
-        })
+        Self::decode_fields(open(MAGIC, VERSION, "registered memory", bytes)?)
+    }
+}
+
+impl Field for Descriptor {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.to_bytes().put(out);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        Self::from_bytes(body.rest())
     }
 }
 
 const MAGIC: [u8; 4] = *b"WHRM";
 const VERSION: u16 = 1;
 
-mod field {
-    pub(super) const COMMUNICATOR: u16 = 2;
-    pub(super) const RANK: u16 = 3;
-    pub(super) const EXPIRES: u16 = 4;
-    pub(super) const DESCRIPTOR: u16 = 5;
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::{
         protocol::{
-            descriptor::RegionKey,
-            wire::tests::{identities, refuses_flips, refuses_truncation, with_unknown_field},
+            descriptor::{self, RegionKey},
+            wire::tests::{hex, identities, refuses_flips, refuses_truncation, with_unknown_field},
         },
         types::{Access, MemoryType},
     };
@@ -105,5 +85,38 @@ mod tests {
             // Arbitrary fields behind an intact envelope.
             let _ = Registered::from_bytes(&seal(MAGIC, VERSION, &bytes));
         }
+    }
+
+    pub(crate) fn pinned() -> Registered {
+        Registered {
+            communicator: *b"fedcba9876543210",
+            rank: 0x7172_7374,
+            expires: Some(0x0807_0605_0403_0201),
+            descriptor: descriptor::tests::pinned(),
+        }
+    }
+
+    #[test]
+    fn its_bytes_stay_what_they_are() {
+        let mut registered = pinned();
+        assert_eq!(
+            hex(&registered.to_bytes()),
+            "5748524d0100e1000200100066656463626139383736353433323130030004007473727104000800\
+             01020304050607080500a9005748444b0100a9000200300030313233343536373839616263646566\
+             08070605040302011817161514131211282726252423222134333231444342410300040002000605\
+             040001000105001c0054535251000000006261000000000000040302011817161514131211060018\
+             00282726252423222132310000000000004847464544434241070018000700000000000000080000\
+             0009000000000000000a000000080000006775951f2f700dc6"
+        );
+        registered.expires = None;
+        assert_eq!(
+            hex(&registered.to_bytes()),
+            "5748524d0100d500020010006665646362613938373635343332313003000400747372710500a900\
+             5748444b0100a9000200300030313233343536373839616263646566080706050403020118171615\
+             14131211282726252423222134333231444342410300040002000605040001000105001c00545352\
+             51000000006261000000000000040302011817161514131211060018002827262524232221323100\
+             000000000048474645444342410700180007000000000000000800000009000000000000000a0000\
+             00080000006775951f7ad96825"
+        );
     }
 }

@@ -94,56 +94,215 @@ impl<'a> Reader<'a> {
     }
 
     /// All that is left.
-    pub(crate) const fn rest(self) -> &'a [u8] {
-        self.0
+    pub(crate) const fn rest(&mut self) -> &'a [u8] {
+        std::mem::replace(self, Self(&[])).0
     }
 
-    /// All that is left, as a name.
-    pub(crate) fn name(self) -> Result<Vec<u8>> {
-        if self.0.len() > MAX_NAME {
-            return Err(malformed("a name is too long"));
+    /// All that is left, bounded as names are.
+    fn name(&mut self) -> Result<&'a [u8]> {
+        match self.rest() {
+            name if name.len() <= MAX_NAME => Ok(name),
+            _ => Err(malformed("a name is too long")),
         }
-        Ok(self.0.to_vec())
-    }
-
-    /// All that is left, as text.
-    pub(crate) fn text(self) -> Result<String> {
-        String::from_utf8(self.name()?).map_err(|_| malformed("a text is not UTF-8"))
     }
 
     /// All that is left, as a list of entries that `read` reads.
-    pub(crate) fn list<T>(mut self, read: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+    pub(crate) fn list<T>(&mut self, read: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut entries = Vec::new();
         while !self.is_empty() {
             if entries.len() == MAX_ENTRIES {
                 return Err(malformed("a list is too long"));
             }
-            entries.push(read(&mut self)?);
+            entries.push(read(self)?);
         }
         Ok(entries)
     }
+}
 
-    /// All that is left, as a list of texts.
-    pub(crate) fn texts(self) -> Result<Vec<String>> {
-        self.list(|reader| {
-            let length = reader.u8()?;
-            Self(reader.bytes(length.into())?).text()
-        })
+/// What a field holds, or a part of it.
+pub(crate) trait Field: PartialEq + Sized {
+    fn put(&self, out: &mut Vec<u8>);
+
+    /// Takes it from the front of `body`: all of that, where nothing else says how long it is.
+    fn read(body: &mut Reader<'_>) -> Result<Self>;
+}
+
+macro_rules! integers {
+    ($($type:ident)*) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn read(body: &mut Reader<'_>) -> Result<Self> {
+                body.$type()
+            }
+        }
+    )*};
+}
+integers!(u8 u16 u32 u64);
+
+/// Types that are their parts, one behind the other.
+macro_rules! sequence {
+    ($type:ty { $($part:tt),* }) => {
+        impl $crate::protocol::wire::Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                $($crate::protocol::wire::Field::put(&self.$part, out);)*
+            }
+
+            fn read(body: &mut $crate::protocol::wire::Reader<'_>) -> $crate::error::Result<Self> {
+                Ok(Self { $($part: $crate::protocol::wire::Field::read(body)?),* })
+            }
+        }
+    };
+}
+pub(crate) use sequence;
+
+sequence! { WorkerId { 0 } }
+sequence! { Identity { boot, net_namespace, pid_namespace, user_namespace, user, pid } }
+
+impl<const N: usize> Field for [u8; N] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
     }
 
-    pub(crate) fn worker(&mut self) -> Result<WorkerId> {
-        self.array().map(WorkerId)
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        body.array()
+    }
+}
+
+impl Field for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push((*self).into());
     }
 
-    pub(crate) fn identity(&mut self) -> Result<Identity> {
-        Ok(Identity {
-            boot: self.array()?,
-            net_namespace: self.u64()?,
-            pid_namespace: self.u64()?,
-            user_namespace: self.u64()?,
-            user: self.u32()?,
-            pid: self.u32()?,
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        body.bool()
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|value| value.put(out));
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        T::read(body).map(Some)
+    }
+}
+
+impl Field for Vec<u8> {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        Ok(body.rest().to_vec())
+    }
+}
+
+/// A name of up to [`MAX_NAME`] bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Name(pub(crate) Vec<u8>);
+
+impl Field for Name {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self(body.name()?.to_vec()))
+    }
+}
+
+/// Cut after [`MAX_NAME`] bytes.
+impl Field for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        let end = self.floor_char_boundary(MAX_NAME);
+        out.extend_from_slice(&self.as_bytes()[..end]);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        let text = str::from_utf8(body.name()?).map_err(|_| malformed("a text is not UTF-8"))?;
+        Ok(text.to_owned())
+    }
+}
+
+/// Without what is past the bounds: nothing that a peer could agree to.
+impl Field for Vec<String> {
+    fn put(&self, out: &mut Vec<u8>) {
+        let fit = self.iter().filter(|text| text.len() <= MAX_NAME);
+        for text in fit.take(MAX_ENTRIES) {
+            out.push(text.len() as u8);
+            text.put(out);
+        }
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self> {
+        body.list(|body| {
+            let length = body.u8()?;
+            Reader(body.bytes(length.into())?).whole(String::read)
         })
+    }
+}
+
+/// A struct whose fields go as fields of these ids, in this order. `or` says what an absent one is,
+/// which is then not sent; without it a field has to be there.
+macro_rules! fields {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident {
+        $($(#[$doc:meta])* $of:vis $field:ident: $type:ty = $id:literal $(or $absent:expr)?,)*
+    }) => {
+        $(#[$meta])*
+        $vis struct $name { $($(#[$doc])* $of $field: $type,)* }
+
+        impl $name {
+            pub(crate) fn encode_fields(&self) -> Vec<u8> {
+                let mut out = Vec::new();
+                $($crate::protocol::wire::put(
+                    &mut out,
+                    $id,
+                    &self.$field,
+                    None$(.or(Some($absent)))?,
+                );)*
+                out
+            }
+
+            /// # Errors
+            /// `Malformed`, and what a field's type says.
+            pub(crate) fn decode_fields(bytes: &[u8]) -> $crate::error::Result<Self> {
+                $crate::protocol::wire::read_fields!(
+                    bytes as Self { $($field = $id $(or $absent)?),* }
+                )
+            }
+        }
+    };
+}
+pub(crate) use fields;
+
+/// What `fields` are made into, which may be a variant. Ids that are not known are skipped.
+macro_rules! read_fields {
+    ($bytes:ident as $($made:ident)::+ { $($field:ident = $id:literal $(or $absent:expr)?),* }) => {{
+        let mut fields = $crate::protocol::wire::Reader::new($bytes);
+        $(let mut $field = None;)*
+        while let Some(field) = fields.field()? {
+            match field.0 {
+                $($id => $crate::protocol::wire::once(&mut $field, field.1)?,)*
+                _ => {}
+            }
+        }
+        Ok($($made)::+ {
+            $($field: $crate::protocol::wire::required($field$(.or(Some($absent)))?)?,)*
+        })
+    }};
+}
+pub(crate) use read_fields;
+
+/// Appends a field, unless it is what an absent one is.
+pub(crate) fn put<T: Field>(out: &mut Vec<u8>, id: u16, value: &T, absent: Option<T>) {
+    if absent.as_ref() != Some(value) {
+        let mut body = Vec::new();
+        value.put(&mut body);
+        put_field(out, id, &body);
     }
 }
 
@@ -153,40 +312,14 @@ pub(crate) fn put_field(out: &mut Vec<u8>, id: u16, bytes: &[u8]) {
         bytes.len() <= usize::from(u16::MAX),
         "fields are bounded by their callers"
     );
-    out.extend_from_slice(&id.to_le_bytes());
-    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    id.put(out);
+    (bytes.len() as u16).put(out);
     out.extend_from_slice(bytes);
 }
 
-/// Appends a field with a list of texts. Leaves out what is past the bounds: nothing that a peer could agree to.
-pub(crate) fn put_texts(out: &mut Vec<u8>, id: u16, texts: &[String]) {
-    let mut list = Vec::new();
-    for text in texts
-        .iter()
-        .filter(|text| text.len() <= MAX_NAME)
-        .take(MAX_ENTRIES)
-    {
-        list.push(text.len() as u8);
-        list.extend_from_slice(text.as_bytes());
-    }
-    put_field(out, id, &list);
-}
-
-/// An identity as [`Reader::identity`] reads it.
-pub(crate) fn identity_bytes(identity: &Identity) -> Vec<u8> {
-    let mut out = Vec::with_capacity(48);
-    out.extend_from_slice(&identity.boot);
-    out.extend_from_slice(&identity.net_namespace.to_le_bytes());
-    out.extend_from_slice(&identity.pid_namespace.to_le_bytes());
-    out.extend_from_slice(&identity.user_namespace.to_le_bytes());
-    out.extend_from_slice(&identity.user.to_le_bytes());
-    out.extend_from_slice(&identity.pid.to_le_bytes());
-    out
-}
-
 /// Fills in a field that may come once.
-pub(crate) fn once<T>(place: &mut Option<T>, value: T) -> Result<()> {
-    match place.replace(value) {
+pub(crate) fn once<T: Field>(place: &mut Option<T>, body: Reader<'_>) -> Result<()> {
+    match place.replace(body.whole(T::read)?) {
         None => Ok(()),
         Some(_) => Err(malformed("a field comes twice")),
     }
@@ -227,7 +360,7 @@ pub(crate) fn open<'a>(
     version: u16,
     what: &str,
     bytes: &'a [u8],
-) -> Result<Reader<'a>> {
+) -> Result<&'a [u8]> {
     let mut head = Reader::new(bytes);
     if head.array()? != magic {
         return Err(Error::new(
@@ -257,10 +390,7 @@ pub(crate) fn open<'a>(
             format!("the {what} has version {found}, this side reads version {version}"),
         ));
     }
-    sealed
-        .get(ENVELOPE_HEAD..)
-        .map(Reader::new)
-        .ok_or_else(cut_short)
+    sealed.get(ENVELOPE_HEAD..).ok_or_else(cut_short)
 }
 
 #[cold]
@@ -294,6 +424,22 @@ pub(crate) mod tests {
                 pid,
             },
         )
+    }
+
+    /// One whose every byte has its own place.
+    pub(crate) fn identity() -> Identity {
+        Identity {
+            boot: *b"0123456789abcdef",
+            net_namespace: 0x0102_0304_0506_0708,
+            pid_namespace: 0x1112_1314_1516_1718,
+            user_namespace: 0x2122_2324_2526_2728,
+            user: 0x3132_3334,
+            pid: 0x4142_4344,
+        }
+    }
+
+    pub(crate) fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     pub(crate) fn names() -> impl Strategy<Value = Vec<String>> {
@@ -343,21 +489,65 @@ pub(crate) mod tests {
             .map(|number| number.to_string())
             .chain([String::new()])
             .collect();
-        put_texts(&mut out, 1, &names);
-        let (id, field) = Reader::new(&out).field().unwrap().unwrap();
-        assert_eq!(id, 1);
-        assert_eq!(field.texts().unwrap(), names[..MAX_ENTRIES]);
-        assert!(Reader::new(&[0; MAX_ENTRIES]).texts().is_ok());
-        assert!(Reader::new(&[0; MAX_ENTRIES + 1]).texts().is_err());
+        let texts = |bytes: &[u8]| Vec::<String>::read(&mut Reader::new(bytes));
+        names.put(&mut out);
+        assert_eq!(texts(&out).unwrap(), names[..MAX_ENTRIES]);
+        assert!(texts(&[0; MAX_ENTRIES]).is_ok());
+        assert!(texts(&[0; MAX_ENTRIES + 1]).is_err());
 
         out.clear();
-        put_texts(
-            &mut out,
-            1,
-            &["x".repeat(MAX_NAME + 1), "y".repeat(MAX_NAME)],
+        vec!["x".repeat(MAX_NAME + 1), "y".repeat(MAX_NAME)].put(&mut out);
+        assert_eq!(texts(&out).unwrap(), ["y".repeat(MAX_NAME)]);
+        for length in [MAX_NAME, MAX_NAME + 1] {
+            let name = vec![b'z'; length];
+            let fits = length == MAX_NAME;
+            assert_eq!(Name::read(&mut Reader::new(&name)).is_ok(), fits);
+            assert_eq!(String::read(&mut Reader::new(&name)).is_ok(), fits);
+        }
+    }
+
+    fields! {
+        #[derive(Debug, PartialEq)]
+        struct Record {
+            needed: u16 = 1,
+            list: Vec<u8> = 2 or vec![7],
+            flag: Option<[u8; 0]> = 3 or None,
+        }
+    }
+
+    #[test]
+    fn fields_come_once_whole_and_may_be_absent_where_that_is_said() {
+        let fields = |fields: &[(u16, &[u8])]| {
+            let mut out = Vec::new();
+            for (id, body) in fields {
+                put_field(&mut out, *id, body);
+            }
+            out
+        };
+        let read = |of: &[(u16, &[u8])]| Record::decode_fields(&fields(of));
+        let record = |list, flag| Record {
+            needed: 5,
+            list,
+            flag,
+        };
+        let least = record(vec![7], None);
+        let most = record(Vec::new(), Some([]));
+        assert_eq!(least.encode_fields(), fields(&[(1, &[5, 0])]));
+        assert_eq!(
+            most.encode_fields(),
+            fields(&[(1, &[5, 0]), (2, &[]), (3, &[])])
         );
-        let (_, field) = Reader::new(&out).field().unwrap().unwrap();
-        assert_eq!(field.texts().unwrap(), ["y".repeat(MAX_NAME)]);
+        assert_eq!(read(&[(1, &[5, 0])]).unwrap(), least);
+        assert_eq!(
+            read(&[(3, &[]), (9, &[1]), (2, &[]), (1, &[5, 0])]).unwrap(),
+            most
+        );
+        let refused = |of, why: &str| assert_eq!(read(of).unwrap_err().to_string(), why);
+        refused(&[(2, &[])], "a field is missing");
+        refused(&[(1, &[5, 0]), (1, &[5, 0])], "a field comes twice");
+        refused(&[(1, &[5, 0, 0])], "bytes are left over");
+        refused(&[(1, &[5, 0]), (3, &[0])], "bytes are left over");
+        refused(&[(1, &[5])], "the input is cut short");
     }
 
     #[test]

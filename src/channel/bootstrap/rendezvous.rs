@@ -103,6 +103,7 @@ impl Me {
             identity: identity().clone(),
             lanes: vec![PURPOSE.to_owned()],
             memory: None,
+            reached: None,
         };
         let yes = server.accept(&self.key, &acceptance)?;
         socket.write_all(&yes).await

@@ -361,7 +361,7 @@ async fn go_on(
         let tcp = shared.shares(Reach::Network, &elsewhere.transports);
         match dial_unix(
             shared,
-            &elsewhere.unix_name,
+            &elsewhere.unix_name.0,
             Some(&client),
             addressed,
             &name,

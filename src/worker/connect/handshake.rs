@@ -8,6 +8,7 @@ use crate::{
         handshake::{Client, Greeting, Opening, Server, Verdict},
         hello::{Acceptance, Arrival, Elsewhere, Introduction, Message, Ticket},
         keys::PublicKey,
+        wire::Name,
     },
     sys::identity::identity,
     transport::{
@@ -70,7 +71,7 @@ async fn introduced(
         && client.identity.same_host(identity())
     {
         let elsewhere = Elsewhere {
-            unix_name,
+            unix_name: Name(unix_name),
             transports: transports(shared),
         };
         let elsewhere = server.elsewhere(&elsewhere);
@@ -116,7 +117,7 @@ fn arrived(
     if channel.medium() != Channel::UNIX {
         return Ok(None);
     }
-    let Ok(Message::Arrival(ticket, sealed)) = Message::decode(bytes) else {
+    let Ok(Message::Arrival { ticket, sealed }) = Message::decode(bytes) else {
         return Ok(None);
     };
     let expected = shared.wireup.expected.lock().remove(&ticket);
@@ -249,6 +250,7 @@ pub(super) async fn establish(
         identity,
         lanes,
         memory,
+        reached,
     } = acceptance;
     only(addressed, &key, &name)?;
     let source = channel.source();
@@ -276,8 +278,8 @@ pub(super) async fn establish(
         // Else its set-up fails at both ends, and the next is taken.
         lane.connector.can_use(&channel, &info)?;
     }
-    let cma = match (trial, memory) {
-        (Some(_), Some((landmark, theirs))) => {
+    let cma = match (trial, memory, reached) {
+        (Some(_), Some(landmark), Some(theirs)) => {
             let reached = CmaPeer::reach(&channel, &landmark);
             let outcome = reached.as_ref().map(|_| ()).map_err(String::as_str);
             channel.send_note(&cma::encode(outcome)).await?;

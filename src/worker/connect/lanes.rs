@@ -158,15 +158,17 @@ async fn accept_inner(
             .map(|trial| (trial, CmaPeer::reach(&request.channel, &landmark))),
         _ => None,
     };
-    let memory = tried_memory.as_ref().map(|(trial, reached)| {
+    let tried = tried_memory.as_ref().map(|(trial, reached)| {
         let reached = reached.as_ref().map(|_| ()).map_err(Clone::clone);
         (trial.landmark(), reached)
     });
+    let (memory, reached) = tried.unzip();
     let acceptance = Acceptance {
         key: shared.key.public(),
         identity: identity().clone(),
         lanes: lanes.iter().map(|lane| lane.name.to_owned()).collect(),
         memory,
+        reached,
     };
     let yes = request.server.accept(&shared.key, &acceptance)?;
     request.channel.send(&yes, &[]).await?;
