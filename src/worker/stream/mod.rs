@@ -60,7 +60,7 @@ use reading::{Direct, Reading};
 pub(crate) use incoming::Landing;
 
 pub(crate) struct Stream {
-    generation: u32,
+    pub(in crate::worker) key: StreamKey,
     pub(in crate::worker) link: LinkId,
     pub(in crate::worker) id: u64,
     pub(in crate::worker) opened_here: bool,
@@ -121,13 +121,12 @@ impl Streams {
         &mut self,
         key: StreamKey,
     ) -> Option<(&mut Stream, &mut Spares)> {
-        let stream = self.entries.get_mut(key.slot as usize)?;
-        (stream.generation == key.generation).then_some((stream, &mut self.spares))
+        Some((find(&mut self.entries, key)?, &mut self.spares))
     }
 
     #[inline]
     pub(in crate::worker) fn get(&mut self, key: StreamKey) -> Option<&mut Stream> {
-        self.with_spares(key).map(|(stream, _)| stream)
+        find(&mut self.entries, key)
     }
 
     pub(in crate::worker) fn insert(
@@ -135,14 +134,19 @@ impl Streams {
         link: LinkId,
         id: u64,
         opened_here: bool,
-    ) -> StreamKey {
+    ) -> &mut Stream {
         self.generation = self.generation.wrapping_add(1);
         let (read, written) = match opened_here {
             true => (STREAM_BYTES, STREAM_FIRST),
             false => (STREAM_FIRST, STREAM_BYTES),
         };
-        let slot = self.entries.insert(Stream {
+        let place = self.entries.vacant_entry();
+        let key = StreamKey {
+            slot: place.key() as u32,
             generation: self.generation,
+        };
+        place.insert(Stream {
+            key,
             link,
             id,
             opened_here,
@@ -159,11 +163,7 @@ impl Streams {
                 window: SendWindow::new(written),
                 ..Writing::default()
             },
-        });
-        StreamKey {
-            slot: slot as u32,
-            generation: self.generation,
-        }
+        })
     }
 
     pub(in crate::worker) fn remove(&mut self, key: StreamKey) -> Option<Stream> {
@@ -187,6 +187,12 @@ impl Streams {
             stream.link == link && stream.ended.is_none() && stream.writing.has_unsent()
         })
     }
+}
+
+#[inline]
+pub(in crate::worker) fn find(entries: &mut Slab<Stream>, key: StreamKey) -> Option<&mut Stream> {
+    let stream = entries.get_mut(key.slot as usize);
+    stream.filter(|stream| stream.key == key)
 }
 
 /// The streams of one connection.

@@ -104,6 +104,13 @@ impl Writing {
         }
     }
 
+    /// Of the piece in front, which is a device's: whether its next bytes are in pinned memory.
+    pub(in crate::worker) fn mark_ready(&mut self, is_ready: bool) {
+        if let Some(Piece::Staged { ready, .. }) = self.pieces.front_mut() {
+            *ready = is_ready;
+        }
+    }
+
     /// Nothing leaves any more: what has not is thrown away, once the lock is gone. What the reader may be copying is returned, and the word.
     #[must_use = "the reader may be in it"]
     pub(in crate::worker) fn give_up(

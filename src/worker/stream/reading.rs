@@ -123,6 +123,14 @@ impl Reading {
         buf.filled().len() - before
     }
 
+    /// Throws away what nobody will read.
+    pub(in crate::worker) fn discard(&mut self) {
+        self.ahead = Bytes::new();
+        self.lent = None;
+        self.chunks.clear();
+        self.tail = BytesMut::new();
+    }
+
     /// What is there, without a copy.
     pub(in crate::worker) fn take_chunk(&mut self) -> Option<Bytes> {
         self.chunks

@@ -13,6 +13,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::Ctx,
+        movers::Movers,
         peer::{Peer, at},
         pressure::Deferred,
         stream::{Stream, key::StreamKey, leave, outgoing::WriteEnd, reading::BLOCK},
@@ -30,6 +31,57 @@ impl Ctx {
         if let Some(peer) = self.peer(link) {
             leave(&mut peer.streams().accepters, waker);
         }
+    }
+
+    /// Nobody is charged for a stream any more: it is accepted, or goes.
+    fn uncharge_stream(&mut self, stream: &mut Stream) {
+        if let Some((account, bytes)) = stream.charged.take() {
+            self.ledger.give(account, Amount::STREAM);
+            self.ledger.give(account, Amount::bytes(bytes as usize));
+        }
+    }
+}
+
+impl Movers {
+    /// Charges for bytes of a stream that nobody has accepted. `false`: it is too much, and the stream is refused.
+    pub(in crate::worker) fn charge_stream(&mut self, stream: &mut Stream, length: usize) -> bool {
+        let Some((account, bytes)) = &mut stream.charged else {
+            return true;
+        };
+        // The first of them take a block.
+        let more = match *bytes {
+            0 => length.max(BLOCK),
+            _ => length,
+        };
+        let taken = self.ctx.ledger.take(*account, Amount::bytes(more));
+        if taken.is_ok() {
+            *bytes += more as u64;
+            return true;
+        }
+        if let Some(peer) = self.ctx.peer(stream.link) {
+            let incoming = &mut peer.streams().incoming;
+            incoming.retain(|waiting| *waiting != stream.key);
+        }
+        self.ctx.uncharge_stream(stream);
+        stream.reading.discard();
+        self.refuse_stream(stream);
+        false
+    }
+
+    /// Ends what this side writes at once, and throws away what has not left.
+    pub(in crate::worker) fn reset_stream(&mut self, stream: &mut Stream) {
+        if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
+            return;
+        }
+        self.ctx.end_writes(stream);
+        let lent = stream
+            .writing
+            .give_up(|buffer| self.ctx.deferred.push(Deferred::Buffer(buffer)));
+        stream.writing.end = WriteEnd::Sent;
+        let (link, header) = (stream.link, stream.header());
+        self.take_back(link, Vec::from_iter(lent));
+        self.ctx.control(link, control::STREAM_RESET, header, &[]);
+        self.ctx.close_soon(Some(link));
     }
 }
 
@@ -56,7 +108,7 @@ impl Core {
         let id = streams.opened.next;
         streams.opened.next += 1;
         streams.unaccepted.push_back(id);
-        let key = self.streams.insert(link, id, true);
+        let key = self.streams.insert(link, id, true).key;
         streams.opened.open.insert(id, key);
         let name = StreamName {
             id,
@@ -84,58 +136,14 @@ impl Core {
                     .ctx
                     .control(link, control::STREAM_ACCEPTED, 1, &[]);
             }
-            self.uncharge_stream(key);
-            // The rest of its window.
-            self.read_from(key, 0);
+            if let Some(stream) = self.streams.get(key) {
+                self.movers.ctx.uncharge_stream(stream);
+                // The rest of its window.
+                self.movers.ctx.read_from(stream, 0);
+            }
             return Some(Ok(key));
         }
         peer.over().map(Err)
-    }
-
-    /// Nobody is charged for a stream any more: it is accepted, or goes.
-    fn uncharge_stream(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.get(key)
-            && let Some((account, bytes)) = stream.charged.take()
-        {
-            self.movers.ctx.ledger.give(account, Amount::STREAM);
-            self.movers
-                .ctx
-                .ledger
-                .give(account, Amount::bytes(bytes as usize));
-        }
-    }
-
-    /// Charges for bytes of a stream that nobody has accepted. `false`: it is too much, and the stream is refused.
-    pub(in crate::worker) fn charge_stream(&mut self, key: StreamKey, length: usize) -> bool {
-        let Some(stream) = self.streams.get(key) else {
-            return false;
-        };
-        let Some((account, bytes)) = &mut stream.charged else {
-            return true;
-        };
-        // The first of them take a block.
-        let more = match *bytes {
-            0 => length.max(BLOCK),
-            _ => length,
-        };
-        if self
-            .movers
-            .ctx
-            .ledger
-            .take(*account, Amount::bytes(more))
-            .is_ok()
-        {
-            *bytes += more as u64;
-            return true;
-        }
-        let link = stream.link;
-        if let Some(peer) = self.movers.ctx.peer(link) {
-            peer.streams().incoming.retain(|waiting| *waiting != key);
-        }
-        self.uncharge_stream(key);
-        self.discard_unread(key);
-        self.refuse_stream(key);
-        false
     }
 
     /// A reader is gone. What is left of the stream, if nothing needs it any more, to be dropped outside the lock.
@@ -149,7 +157,7 @@ impl Core {
                 .ctx
                 .control(link, control::STREAM_STOP, header, &[]);
         }
-        self.discard_unread(key);
+        stream.reading.discard();
         self.settle_stream(key)
     }
 
@@ -164,26 +172,9 @@ impl Core {
 
     /// Ends what this side writes at once, and throws away what has not left.
     pub(crate) fn reset_stream(&mut self, key: StreamKey) {
-        let Some(stream) = self.streams.get(key) else {
-            return;
-        };
-        if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
-            return;
+        if let Some(stream) = self.streams.get(key) {
+            self.movers.reset_stream(stream);
         }
-        self.end_writes(key);
-        let Some(stream) = self.streams.get(key) else {
-            return;
-        };
-        let lent = stream
-            .writing
-            .give_up(|buffer| self.movers.ctx.deferred.push(Deferred::Buffer(buffer)));
-        stream.writing.end = WriteEnd::Sent;
-        let (link, header) = (stream.link, stream.header());
-        self.movers.take_back(link, Vec::from_iter(lent));
-        self.movers
-            .ctx
-            .control(link, control::STREAM_RESET, header, &[]);
-        self.movers.ctx.close_soon(Some(link));
     }
 
     /// After either direction has ended or a handle has gone: takes the stream out of what it is in no more.
@@ -199,7 +190,6 @@ impl Core {
                 }
             }
         }
-        let stream = self.streams.get(key)?;
         if stream.is_held() || (stream.named && stream.ended.is_none()) {
             return None;
         }
@@ -257,8 +247,9 @@ impl Core {
             return;
         };
         for key in std::mem::take(&mut streams.incoming) {
-            self.uncharge_stream(key);
-            self.streams.remove(key);
+            if let Some(mut stream) = self.streams.remove(key) {
+                self.movers.ctx.uncharge_stream(&mut stream);
+            }
         }
     }
 }

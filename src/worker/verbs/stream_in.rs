@@ -5,6 +5,8 @@
 //! [`Landing`] declares bytes initialised that the interface says it has placed.
 #![allow(unsafe_code)]
 
+use slab::Slab;
+
 use crate::{
     error::{ErrorKind, Result},
     protocol::{
@@ -17,11 +19,12 @@ use crate::{
     worker::{
         core::Core,
         ctx::Ctx,
+        movers::Movers,
         operations::Work,
-        peer::at,
+        peer::{Peer, at},
         stream::{
+            Stream, find,
             incoming::{Landing, exceeded},
-            key::StreamKey,
             outgoing::WriteEnd,
             reading::ReadEnd,
         },
@@ -29,26 +32,54 @@ use crate::{
     },
 };
 
-impl Ctx {
-    /// The stream that a message means; `None` when it is over.
-    #[inline]
-    pub(in crate::worker) fn named(
-        &mut self,
-        link: LinkId,
-        header: u64,
-    ) -> Result<Option<StreamKey>> {
-        let name = StreamName::of(header);
-        let Some(peer) = at(&mut self.peers, link) else {
-            return Ok(None);
-        };
-        let table = peer.streams().table(!name.of_sender);
-        match table.open.get(&name.id) {
-            Some(key) => Ok(Some(*key)),
-            None if name.id < table.next => Ok(None),
-            None => Err(violation("a message for a stream that was never opened")),
-        }
+/// The stream that a message means; `None` when it is over.
+#[inline]
+pub(in crate::worker) fn named<'a>(
+    entries: &'a mut Slab<Stream>,
+    peers: &mut [Option<Peer>],
+    link: LinkId,
+    header: u64,
+) -> Result<Option<&'a mut Stream>> {
+    let name = StreamName::of(header);
+    let Some(peer) = at(peers, link) else {
+        return Ok(None);
+    };
+    let table = peer.streams().table(!name.of_sender);
+    match table.open.get(&name.id) {
+        Some(key) => Ok(find(entries, *key)),
+        None if name.id < table.next => Ok(None),
+        None => Err(violation("a message for a stream that was never opened")),
     }
+}
 
+/// The same, with room in the books for `length` bytes of the peer. `None`: the connection is over.
+#[inline]
+pub(in crate::worker) fn expect<'a>(
+    entries: &'a mut Slab<Stream>,
+    peers: &mut [Option<Peer>],
+    link: LinkId,
+    header: u64,
+    length: usize,
+) -> Result<Option<&'a mut Stream>> {
+    if at(peers, link).is_none() {
+        return Ok(None);
+    }
+    let stream = named(entries, peers, link, header)?;
+    let Some(stream) = stream.filter(|stream| stream.reading.end.is_none()) else {
+        return Err(violation("more of a stream after its end"));
+    };
+    if stream.reading.lent.is_some() {
+        return Err(violation(
+            "more of a stream before what was announced is taken",
+        ));
+    }
+    if !stream.reading.hold(length) {
+        return Err(exceeded());
+    }
+    Ok(Some(stream))
+}
+
+impl Ctx {
     /// The peer has sent more of a stream than it may.
     #[cold]
     pub(in crate::worker) fn exceeded_stream(&mut self, link: LinkId) {
@@ -67,6 +98,18 @@ impl Ctx {
         streams.unaccepted.drain(..count);
         self.wakes.append(&mut streams.openers);
         Ok(())
+    }
+}
+
+impl Movers {
+    /// Ends both directions of a stream that nobody here will have. It stays known until the peer has answered.
+    pub(in crate::worker) fn refuse_stream(&mut self, stream: &mut Stream) {
+        stream.reading.is_held = false;
+        stream.writing.is_held = false;
+        let (link, header) = (stream.link, stream.header());
+        let why = control::error_kind_code(ErrorKind::Exhausted).to_le_bytes();
+        self.ctx.control(link, control::STREAM_STOP, header, &why);
+        self.reset_stream(stream);
     }
 }
 
@@ -97,63 +140,24 @@ impl Core {
         }
     }
 
-    /// Makes room in the books for `length` bytes of the peer. `None`: the connection is over.
-    #[inline]
-    pub(in crate::worker) fn expect(
-        &mut self,
-        link: LinkId,
-        header: u64,
-        length: usize,
-    ) -> Result<Option<StreamKey>> {
-        if self.movers.ctx.peer(link).is_none() {
-            return Ok(None);
-        }
-        let key = self.movers.ctx.named(link, header)?;
-        let Some(stream) = key.and_then(|key| self.streams.get(key)) else {
-            return Err(violation("more of a stream after its end"));
-        };
-        if stream.reading.end.is_some() {
-            return Err(violation("more of a stream after its end"));
-        }
-        if stream.reading.lent.is_some() {
-            return Err(violation(
-                "more of a stream before what was announced is taken",
-            ));
-        }
-        if !stream.reading.hold(length) {
-            return Err(exceeded());
-        }
-        Ok(key)
-    }
-
     #[inline]
     fn stream_data(&mut self, link: LinkId, header: u64, data: &[u8]) -> Result<()> {
-        let Some(key) = self.expect(link, header, data.len())? else {
+        let (streams, peers) = (&mut self.streams, &mut self.movers.ctx.peers);
+        let found = expect(&mut streams.entries, peers, link, header, data.len())?;
+        // One that nobody holds was told to stop.
+        let Some(stream) = found.filter(|stream| stream.reading.is_held) else {
             return Ok(());
         };
-        let mut rest = data;
-        let mut direct = self.streams.direct.take();
-        let Some(stream) = self.streams.get(key) else {
-            return Ok(());
-        };
-        if !stream.reading.is_held {
-            // It was told to stop.
-            self.streams.direct = direct;
-            return Ok(());
-        }
         let mut read = 0;
-        if let Some(direct) = &mut direct
-            && direct.key == key
+        if let Some(direct) = &mut streams.direct
+            && direct.key == stream.key
             && stream.reading.is_empty()
         {
-            read = direct.fill(rest);
-            rest = &rest[read..];
+            read = direct.fill(data);
         }
+        let rest = &data[read..];
         if stream.charged.is_some() {
-            self.streams.direct = direct;
-            if self.charge_stream(key, rest.len())
-                && let Some(stream) = self.streams.get(key)
-            {
+            if self.movers.charge_stream(stream, rest.len()) {
                 stream.reading.append(rest);
             }
             return Ok(());
@@ -162,8 +166,7 @@ impl Core {
             stream.reading.append(rest);
         }
         self.movers.ctx.wakes.extend(stream.reading.waker.take());
-        self.streams.direct = direct;
-        self.read_from(key, read);
+        self.movers.ctx.read_from(stream, read);
         Ok(())
     }
 
@@ -191,24 +194,19 @@ impl Core {
         if !prefix.is_empty() {
             return Err(violation("data of a stream with something before them"));
         }
-        let Some(key) = self.expect(link, header, length)? else {
+        let (streams, peers) = (&mut self.streams, &mut self.movers.ctx.peers);
+        let found = expect(&mut streams.entries, peers, link, header, length)?;
+        let Some(stream) = found.filter(|stream| stream.reading.is_held) else {
             return Ok(Place::Discard);
         };
-        if self
-            .streams
-            .get(key)
-            .is_none_or(|stream| !stream.reading.is_held)
-        {
-            return Ok(Place::Discard);
-        }
-        if !self.charge_stream(key, length) {
+        if !self.movers.charge_stream(stream, length) {
             return Ok(Place::Discard);
         }
         // At most a window, or it would not have been expected.
-        let mut data = self.streams.spares.take(length);
+        let mut data = streams.spares.take(length);
         let address = data.spare_capacity_mut().as_mut_ptr().cast();
         let landing = Landing {
-            stream: key,
+            stream: stream.key,
             data,
             length,
         };
@@ -232,53 +230,49 @@ impl Core {
         };
         // SAFETY: the capacity is at least `length`, and the interface has placed as many bytes there.
         unsafe { data.set_len(length) };
-        let key = stream;
-        if let Some(stream) = self.streams.get(key)
+        if let Some(stream) = self.streams.get(stream)
             && stream.reading.is_held
             && stream.reading.end.is_none()
         {
             stream.reading.push(data);
             self.movers.ctx.wakes.extend(stream.reading.waker.take());
-            self.read_from(key, 0);
+            self.movers.ctx.read_from(stream, 0);
         }
     }
 
     fn stream_window(&mut self, link: LinkId, header: u64, returned: u64) -> Result<()> {
-        let Some(key) = self.movers.ctx.named(link, header)? else {
-            return Ok(());
-        };
-        let Some(stream) = self.streams.get(key) else {
+        let ctx = &mut self.movers.ctx;
+        let Some(stream) = named(&mut self.streams.entries, &mut ctx.peers, link, header)? else {
             return Ok(());
         };
         let writing = &mut stream.writing;
         if !writing.window.returned(returned, STREAM_BYTES) {
             return Err(violation("more window returned than was used"));
         }
-        self.movers.ctx.wakes.extend(writing.waker.take());
+        ctx.wakes.extend(writing.waker.take());
         if writing.has_unsent() {
-            self.queue_stream(key);
+            ctx.queue_stream(stream);
         }
         Ok(())
     }
 
     fn stream_end(&mut self, link: LinkId, header: u64, end: ReadEnd) -> Result<()> {
+        let (entries, ctx) = (&mut self.streams.entries, &mut self.movers.ctx);
         if end == ReadEnd::Reset
-            && let Some(key) = self.movers.ctx.named(link, header)?
-            && let Some(stream) = self.streams.get(key)
+            && let Some(stream) = named(entries, &mut ctx.peers, link, header)?
         {
             // Taken back: nothing is said about it any more.
             stream.reading.lent = None;
         }
-        let Some(key) = self.expect(link, header, 0)? else {
+        let Some(stream) = expect(entries, &mut ctx.peers, link, header, 0)? else {
             return Ok(());
         };
-        if let Some(stream) = self.streams.get(key) {
-            stream.reading.end = Some(end);
-            self.movers.ctx.wakes.extend(stream.reading.waker.take());
-        }
+        stream.reading.end = Some(end);
+        ctx.wakes.extend(stream.reading.waker.take());
         if end == ReadEnd::Reset {
-            self.discard_unread(key);
+            stream.reading.discard();
         }
+        let key = stream.key;
         self.settle_stream(key);
         Ok(())
     }
@@ -299,43 +293,24 @@ impl Core {
             return Err(violation("more streams opened than may be"));
         }
         streams.accepted.next += 1;
-        let key = self.streams.insert(link, name.id, false);
-        streams.accepted.open.insert(name.id, key);
-        if let Some(stream) = self.streams.get(key) {
-            stream.charged = account.map(|account| (account, 0));
-        }
+        let stream = self.streams.insert(link, name.id, false);
+        streams.accepted.open.insert(name.id, stream.key);
         let charged = account.map_or(Ok(()), |account| {
             self.movers.ctx.ledger.take(account, Amount::STREAM)
         });
         if charged.is_ok() {
-            streams.incoming.push_back(key);
+            stream.charged = account.map(|account| (account, 0));
+            streams.incoming.push_back(stream.key);
             self.movers.ctx.wakes.append(&mut streams.accepters);
         } else {
-            if let Some(stream) = self.streams.get(key) {
-                stream.charged = None;
-            }
-            self.refuse_stream(key);
+            self.movers.refuse_stream(stream);
         }
         Ok(())
     }
 
-    /// Ends both directions of a stream that nobody here will have. It stays known until the peer has answered.
-    pub(in crate::worker) fn refuse_stream(&mut self, key: StreamKey) {
-        let Some(stream) = self.streams.get(key) else {
-            return;
-        };
-        stream.reading.is_held = false;
-        stream.writing.is_held = false;
-        let (link, header) = (stream.link, stream.header());
-        let why = control::error_kind_code(ErrorKind::Exhausted).to_le_bytes();
-        self.movers
-            .ctx
-            .control(link, control::STREAM_STOP, header, &why);
-        self.reset_stream(key);
-    }
-
     fn stream_stopped(&mut self, link: LinkId, header: u64, body: &[u8]) -> Result<()> {
-        let Some(key) = self.movers.ctx.named(link, header)? else {
+        let (entries, ctx) = (&mut self.streams.entries, &mut self.movers.ctx);
+        let Some(stream) = named(entries, &mut ctx.peers, link, header)? else {
             return Ok(());
         };
         let refused = body
@@ -344,19 +319,18 @@ impl Core {
         let name = StreamName::of(header);
         if refused.is_some()
             && !name.of_sender
-            && let Some(peer) = at(&mut self.movers.ctx.peers, link)
+            && let Some(peer) = at(&mut ctx.peers, link)
             && let Ok(index) = peer.streams().unaccepted.binary_search(&name.id)
         {
             // It is not among those that will be accepted, in order.
             peer.streams().unaccepted.remove(index);
-            self.movers.ctx.wakes.append(&mut peer.streams().openers);
+            ctx.wakes.append(&mut peer.streams().openers);
         }
-        if let Some(stream) = self.streams.get(key)
-            && !matches!(stream.writing.end, WriteEnd::Sent)
-        {
+        if !matches!(stream.writing.end, WriteEnd::Sent) {
             stream.writing.stopped = Some(refused);
-            self.movers.ctx.wakes.extend(stream.writing.waker.take());
-            self.reset_stream(key);
+            ctx.wakes.extend(stream.writing.waker.take());
+            self.movers.reset_stream(stream);
+            let key = stream.key;
             self.settle_stream(key);
         }
         Ok(())

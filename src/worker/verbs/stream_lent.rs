@@ -32,6 +32,7 @@ use crate::{
             lent::{AHEAD, LentBuffer, PULL, SHORT},
             outgoing::{Loan, Piece},
         },
+        verbs::stream_in::{expect, named},
         violation::violation,
     },
 };
@@ -108,14 +109,13 @@ impl Core {
         if !sound {
             return Err(violation("a buffer announced where none can be"));
         }
-        let Some(key) = self.expect(link, header, 0)? else {
-            return Ok(());
-        };
-        if let Some(stream) = self.streams.get(key)
+        let (entries, ctx) = (&mut self.streams.entries, &mut self.movers.ctx);
+        let found = expect(entries, &mut ctx.peers, link, header, 0)?;
+        if let Some(stream) = found
             && stream.reading.is_held
         {
             stream.reading.lent = Some(LentBuffer { rts, done: 0 });
-            self.movers.ctx.wakes.extend(stream.reading.waker.take());
+            ctx.wakes.extend(stream.reading.waker.take());
         }
         Ok(())
     }
@@ -131,10 +131,8 @@ impl Core {
             .split_first_chunk()
             .ok_or_else(|| violation("short message"))?;
         let taken = u64::from_le_bytes(*taken);
-        let Some(key) = self.movers.ctx.named(link, header)? else {
-            return Ok(());
-        };
-        let Some(stream) = self.streams.get(key) else {
+        let ctx = &mut self.movers.ctx;
+        let Some(stream) = named(&mut self.streams.entries, &mut ctx.peers, link, header)? else {
             return Ok(());
         };
         let writing = &mut stream.writing;
@@ -152,7 +150,7 @@ impl Core {
             .ok()
             .filter(|taken| *taken <= buffer.len())
             .ok_or_else(|| violation("took more of a stream than was announced"))?;
-        if let Some(peer) = at(&mut self.movers.ctx.peers, link)
+        if let Some(peer) = at(&mut ctx.peers, link)
             && let Some(one_copy) = &peer.one_copy
         {
             one_copy.pair.release(word);
@@ -162,18 +160,16 @@ impl Core {
         if taken == buffer.len() {
             // The reader has left it: it says so after the last byte.
             if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
-                self.movers.ctx.deferred.push(Deferred::Buffer(buffer));
+                ctx.deferred.push(Deferred::Buffer(buffer));
             }
             writing.left += 1;
-            self.movers.ctx.wakes.extend(writing.waker.take());
-            self.movers.ctx.close_soon(Some(link));
+            ctx.wakes.extend(writing.waker.take());
+            ctx.close_soon(Some(link));
         } else {
             tracing::debug!(target: "wharf::stream", taken, "the reader cannot copy a buffer; the rest is sent");
         }
-        if let Some(stream) = self.streams.get(key)
-            && stream.writing.has_unsent()
-        {
-            self.queue_stream(key);
+        if stream.writing.has_unsent() {
+            ctx.queue_stream(stream);
         }
         Ok(())
     }

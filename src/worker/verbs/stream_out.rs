@@ -15,11 +15,13 @@ use crate::{
     types::{LinkId, OpKey},
     worker::{
         core::Core,
+        ctx::Ctx,
         metrics::Counted,
+        movers::Movers,
         operations::{Operations, Work},
         peer::{OneCopy, Peer, at},
         pressure::Deferred,
-        queue::Class,
+        queue::{Class, Queued},
         step::{Step, lend, lent},
         stream::{
             Stream,
@@ -107,8 +109,8 @@ impl Core {
             let enough = writing.gathered >= SHORT;
             if enough {
                 self.push_stream(key);
-            } else {
-                self.queue_stream(key);
+            } else if let Some(stream) = self.streams.get(key) {
+                self.movers.ctx.queue_stream(stream);
             }
             return Ok(count);
         }
@@ -232,34 +234,13 @@ impl Core {
         };
         stream.writing.waker.leave(waker);
         // A link that had no room will say when it has: that is this stream's turn then. One without window waits for that.
-        self.enqueue(key);
-    }
-
-    /// Gives a stream that can move a place in the queue of its link.
-    fn enqueue(&mut self, key: StreamKey) -> Option<LinkId> {
-        let stream = self.streams.get(key)?;
-        let link = stream.link;
-        if stream.writing.is_queued || !stream.writing.can_move() {
-            return None;
-        }
-        stream.writing.is_queued = true;
-        let peer = at(&mut self.movers.ctx.peers, link)?;
-        peer.queue
-            .push(Class::Normal, crate::worker::queue::Queued::Stream(key));
-        Some(link)
-    }
-
-    /// Has a stream's bytes sent in the next pass.
-    pub(in crate::worker) fn queue_stream(&mut self, key: StreamKey) {
-        if let Some(link) = self.enqueue(key) {
-            self.movers.ctx.runnable.push_back(link);
-        }
+        self.movers.ctx.enqueue(stream);
     }
 
     /// Sends what can go now.
     fn push_stream(&mut self, key: StreamKey) {
-        self.enqueue(key);
         if let Some(stream) = self.streams.get(key) {
+            self.movers.ctx.enqueue(stream);
             let link = stream.link;
             self.pump(link);
         }
@@ -298,7 +279,7 @@ impl Core {
                 loan: Loan::Out(_), ..
             }) => return Ok(Step::Parked),
             Some(Piece::Gathered { .. }) => writing.send_gathered(&mut turn)?,
-            Some(Piece::Staged { .. }) => return self.advance_write(key),
+            Some(Piece::Staged { .. }) => return self.movers.advance_write(stream),
             Some(Piece::Owned { .. }) => {
                 if writing.announce(&mut turn)? {
                     return Ok(Step::Parked);
@@ -467,7 +448,7 @@ impl Core {
                 *ready = true;
             }
         }
-        self.queue_stream(key);
+        self.movers.ctx.queue_stream(stream);
     }
 
     /// The bytes of a device's buffer cannot be had: the stream is broken.
@@ -475,39 +456,51 @@ impl Core {
         if let Some(stream) = self.streams.get(key) {
             stream.writing.failed = Some(error.clone());
             self.movers.ctx.wakes.extend(stream.writing.waker.take());
-            self.reset_stream(key);
+            self.movers.reset_stream(stream);
+        }
+    }
+}
+
+impl Ctx {
+    /// Gives a stream that can move a place in the queue of its link. `false`: it has one, or cannot.
+    fn enqueue(&mut self, stream: &mut Stream) -> bool {
+        if stream.writing.is_queued || !stream.writing.can_move() {
+            return false;
+        }
+        stream.writing.is_queued = true;
+        let Some(peer) = at(&mut self.peers, stream.link) else {
+            return false;
+        };
+        peer.queue.push(Class::Normal, Queued::Stream(stream.key));
+        true
+    }
+
+    /// Has a stream's bytes sent in the next pass.
+    pub(in crate::worker) fn queue_stream(&mut self, stream: &mut Stream) {
+        if self.enqueue(stream) {
+            self.runnable.push_back(stream.link);
         }
     }
 
     /// Operations that have bytes for a stream, which is broken: they end.
-    pub(in crate::worker) fn end_writes(&mut self, key: StreamKey) {
-        let Some(stream) = self.streams.get(key) else {
-            return;
-        };
-        let staged = stream
-            .writing
-            .pieces
-            .iter()
-            .filter_map(|piece| match piece {
-                Piece::Staged { op, .. } => Some(*op),
-                _ => None,
-            });
-        for op in Vec::from_iter(staged) {
-            self.movers.ctx.end_write(op);
+    pub(in crate::worker) fn end_writes(&mut self, stream: &Stream) {
+        for piece in &stream.writing.pieces {
+            if let Piece::Staged { op, .. } = piece {
+                self.end_write(*op);
+            }
         }
     }
+}
 
+impl Movers {
     /// A frame out of pinned memory, for the first piece of a stream that has window.
-    fn advance_write(&mut self, key: StreamKey) -> Result<Step, SendError> {
-        let Some(stream) = self.streams.get(key) else {
-            return Ok(Step::Sent);
-        };
+    fn advance_write(&mut self, stream: &mut Stream) -> Result<Step, SendError> {
         let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
             return Ok(Step::Sent);
         };
-        let (op, ctx) = (*op, &mut self.movers.ctx);
+        let (op, ctx) = (*op, &mut self.ctx);
         let Some((fragment, address, length)) = ctx.write_ready(op) else {
-            self.mark_ready(key, false);
+            stream.writing.mark_ready(false);
             return Ok(Step::Parked);
         };
         let Some(mut turn) = Turn::of(stream, &mut ctx.peers, &mut ctx.operations) else {
@@ -518,29 +511,18 @@ impl Core {
         };
         // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
         let count = unsafe { turn.send(address, length, holder) }?;
-        let all = self.movers.write_sent(op, count);
-        let ready = self.movers.ctx.write_ready(op).is_some();
-        let Some(stream) = self.streams.get(key) else {
-            return Ok(Step::Sent);
-        };
+        let all = self.write_sent(op, count);
+        let ready = self.ctx.write_ready(op).is_some();
         let writing = &mut stream.writing;
         writing.window.take(count as u64);
         if all {
             writing.pieces.pop_front();
             writing.left += 1;
-            self.movers.ctx.wakes.extend(writing.waker.take());
+            self.ctx.wakes.extend(writing.waker.take());
             return Ok(Step::after(!writing.has_unsent()));
         }
-        self.mark_ready(key, ready);
+        writing.mark_ready(ready);
         Ok(if ready { Step::More } else { Step::Parked })
-    }
-
-    fn mark_ready(&mut self, key: StreamKey, is_ready: bool) {
-        if let Some(stream) = self.streams.get(key)
-            && let Some(Piece::Staged { ready, .. }) = stream.writing.pieces.front_mut()
-        {
-            *ready = is_ready;
-        }
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::task::Waker;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::io::ReadBuf;
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     util::copy::copied,
     worker::{
         core::Core,
+        ctx::Ctx,
         direct::FIRST_LOOKS,
         engine::Engine,
         stream::{
@@ -90,7 +91,7 @@ impl Engine {
             }
             match stream.reading.window.due(&Terms::STREAM) {
                 Due::Nothing => {}
-                due => self.core.give_stream(key, due),
+                due => self.core.movers.ctx.give_stream(stream, due),
             }
         }
         read
@@ -179,7 +180,7 @@ impl Engine {
                 return Some(Ok(Some(std::mem::take(&mut stream.reading.ahead))));
             }
             if let Some(chunk) = stream.reading.take_chunk() {
-                core.read_from(key, chunk.len());
+                core.movers.ctx.read_from(stream, chunk.len());
                 return Some(Ok(Some(chunk)));
             }
             if stream.reading.lent.is_some() {
@@ -215,7 +216,7 @@ impl Core {
         }
         if !stream.reading.is_empty() {
             let count = stream.reading.copy_to(buf, spares);
-            self.read_from(key, count);
+            self.movers.ctx.read_from(stream, count);
             return Some(Ok(count));
         }
         if stream.reading.lent.is_some()
@@ -231,55 +232,36 @@ impl Core {
             stream.reading.waker.leave(waker);
         }
     }
+}
 
+impl Ctx {
     /// Counts what was read, after what arrived and was not as well, and gives the peer's window back when it is time.
     #[inline]
-    pub(in crate::worker) fn read_from(&mut self, key: StreamKey, count: usize) {
-        let Some(stream) = self.streams.get(key) else {
-            return;
-        };
+    pub(in crate::worker) fn read_from(&mut self, stream: &mut Stream, count: usize) {
         let reading = &mut stream.reading;
         reading.window.read(count as u64);
         // Nothing comes back of one that nobody has accepted.
         if reading.end.is_none() && stream.ended.is_none() && stream.charged.is_none() {
             match reading.window.due(&Terms::STREAM) {
                 Due::Nothing => {}
-                due => self.give_stream(key, due),
+                due => self.give_stream(stream, due),
             }
         }
     }
 
     /// Follows what the window of a stream says: the peer is told how much more it may send.
     #[cold]
-    pub(in crate::worker) fn give_stream(&mut self, key: StreamKey, due: Due) {
+    pub(in crate::worker) fn give_stream(&mut self, stream: &mut Stream, due: Due) {
         match due {
             Due::Nothing => {}
-            Due::Later => self.movers.ctx.owing.push(Window::Stream(key)),
+            Due::Later => self.owing.push(Window::Stream(stream.key)),
             Due::Now => {
-                if let Some(stream) = self.streams.open_for_reading(key) {
-                    let owed = stream.window.give(&Terms::STREAM);
-                    self.tell_window(key, owed);
+                let (link, header) = (stream.link, stream.header());
+                if let Some(reading) = stream.open_for_reading() {
+                    let owed = reading.window.give(&Terms::STREAM).to_le_bytes();
+                    self.control(link, control::STREAM_WINDOW, header, &owed);
                 }
             }
-        }
-    }
-
-    fn tell_window(&mut self, key: StreamKey, bytes: u64) {
-        if let Some(stream) = self.streams.get(key) {
-            let (link, header) = (stream.link, stream.header());
-            self.movers
-                .ctx
-                .control(link, control::STREAM_WINDOW, header, &bytes.to_le_bytes());
-        }
-    }
-
-    /// Throws away what nobody will read.
-    pub(in crate::worker) fn discard_unread(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.get(key) {
-            stream.reading.ahead = Bytes::new();
-            stream.reading.lent = None;
-            stream.reading.chunks.clear();
-            stream.reading.tail = BytesMut::new();
         }
     }
 }
@@ -306,6 +288,11 @@ impl Stream {
             && self.charged.is_none()
     }
 
+    /// What is read, where more may come.
+    pub(in crate::worker) fn open_for_reading(&mut self) -> Option<&mut Reading> {
+        (self.reading.end.is_none() && self.ended.is_none()).then_some(&mut self.reading)
+    }
+
     /// How reading ends, once nothing is left to read.
     pub(in crate::worker) fn read_end(&self) -> Option<Result<usize, Broken>> {
         match (self.reading.end, &self.ended) {
@@ -318,12 +305,6 @@ impl Stream {
 }
 
 impl Streams {
-    /// What is read of a stream of which more may come.
-    pub(in crate::worker) fn open_for_reading(&mut self, key: StreamKey) -> Option<&mut Reading> {
-        let stream = self.get(key)?;
-        (stream.reading.end.is_none() && stream.ended.is_none()).then_some(&mut stream.reading)
-    }
-
     /// Whether a read that is being polled has something, or nothing to wait for.
     #[inline]
     pub(in crate::worker) fn is_read(&self, key: StreamKey) -> bool {

@@ -91,7 +91,11 @@ impl Core {
     fn give_now(&mut self, window: Window) {
         match window {
             Window::Eager(link) => self.movers.ctx.give_eager(link, Due::Now),
-            Window::Stream(key) => self.give_stream(key, Due::Now),
+            Window::Stream(key) => {
+                if let Some(stream) = self.streams.get(key) {
+                    self.movers.ctx.give_stream(stream, Due::Now);
+                }
+            }
             Window::Messages(link, id) | Window::Active(link, id) => {
                 if let Some(capacity) = self.inboxes.capacity(id) {
                     self.movers.ctx.give_messages(link, id, capacity);
@@ -119,7 +123,7 @@ impl Core {
                 Some((&mut peer.am.inbound_of(id)?.bytes, Terms::ACTIVE))
             }
             Window::Stream(key) => {
-                let reading = self.streams.open_for_reading(key)?;
+                let reading = self.streams.get(key)?.open_for_reading()?;
                 Some((&mut reading.window, Terms::STREAM))
             }
         }
