@@ -23,10 +23,7 @@ use crate::{
     },
 };
 
-use super::{
-    Fetched, Op, Worker,
-    operation::{Completion, Entered, Place, Settled},
-};
+use super::{Fetched, Op, Worker, op::set_deadline, operation::refused};
 
 /// A copy within the process; made by [`Worker::copy`].
 ///
@@ -66,7 +63,7 @@ pub struct CopyBuffer<'a, B: ReceiveBuffer + Unpin> {
     order: Order,
     unstaged: bool,
     deadline: Deadline,
-    entered: Option<Entered>,
+    begun: Option<Op<Fetched<B>>>,
     kind: PhantomData<fn() -> B>,
 }
 
@@ -80,7 +77,7 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
             order: Order::default(),
             unstaged: false,
             deadline: Deadline::None,
-            entered: None,
+            begun: None,
             kind: PhantomData,
         }
     }
@@ -135,19 +132,13 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
 
     /// Fails with `DeadlineExceeded` after this long; the target does not come back when an engine is still writing it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        set_deadline(&mut self.begun, &mut self.deadline, after);
         self
     }
 
     /// Starts now, to be awaited later or not at all.
     pub fn post(mut self) -> Op<Fetched<B>> {
-        let entered = self.enter();
-        Op::new(
-            self.worker.handle(),
-            entered,
-            self.deadline,
-            Operation::Copy,
-        )
+        self.begin()
     }
 
     /// What of both the host does not reach.
@@ -175,7 +166,7 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
         Ok(types)
     }
 
-    fn enter(&mut self) -> Entered {
+    fn begin(&mut self) -> Op<Fetched<B>> {
         let types = self.check();
         let begun = types.and_then(|types| {
             self.worker.shared().begin(Operation::Copy, |engine| {
@@ -190,10 +181,11 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
                     .start_copy(copy, &types, order, self.unstaged)
             })
         });
-        match begun {
-            Ok((key, _)) => Entered::new(self.worker.handle(), key),
-            Err(error) => Entered::refused(error, std::mem::take(&mut self.to)),
-        }
+        let begun = begun
+            .map(|(key, _)| key)
+            .map_err(|error| refused(error, std::mem::take(&mut self.to)));
+        let deadline = std::mem::take(&mut self.deadline);
+        Op::new(self.worker.handle(), begun, deadline, Operation::Copy)
     }
 }
 
@@ -202,10 +194,8 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let entered = this.entered.take().unwrap_or_else(|| this.enter());
-        let entered = this.entered.insert(entered);
-        let outcome = entered.poll(cx, &mut this.deadline, Operation::Copy);
-        outcome.map(|outcome| Fetched::settle(Settled(outcome)))
+        let begun = this.begun.take().unwrap_or_else(|| this.begin());
+        Pin::new(this.begun.insert(begun)).poll(cx)
     }
 }
 
@@ -225,41 +215,22 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let copy = &mut self.0;
-        let entered = copy.entered.take().unwrap_or_else(|| copy.enter());
-        let entered = copy.entered.insert(entered);
-        if let Entered::Waiting(Place {
-            handle,
-            key: Some(key),
-        }) = entered
+        let mut op = copy.begun.take().unwrap_or_else(|| copy.begin());
+        if let Some((handle, key, _)) = op.place()
+            && handle.shared.poll_queued(cx, key) == Poll::Ready(true)
         {
-            let queued = handle.shared.poll_queued(cx, *key);
-            if queued.is_pending() && !copy.deadline.is_over(&handle.shared, cx) {
-                return Poll::Pending;
-            }
-            if queued == Poll::Ready(true) {
-                let Some(entered) = copy.entered.take() else {
-                    return Poll::Pending;
-                };
-                let deadline = std::mem::take(&mut copy.deadline);
-                return Poll::Ready(Ok(Op::new(
-                    copy.worker.handle(),
-                    entered,
-                    deadline,
-                    Operation::Copy,
-                )));
-            }
+            return Poll::Ready(Ok(op));
         }
-        // It has failed, or its deadline has passed.
-        let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
-        Poll::Ready(Fetched::settle(Settled(outcome)).map(|buffer: B| {
+        // It is not queued yet, or has failed, or its deadline has passed.
+        let Poll::Ready(copied) = Pin::new(&mut op).poll(cx) else {
+            copy.begun = Some(op);
+            return Poll::Pending;
+        };
+        let handle = copy.worker.handle();
+        Poll::Ready(copied.map(|buffer: B| {
             let outcome = Outcome::Buffer(Ok(Arrival::unnamed(0)), buffer.into());
-            let entered = Entered::over(outcome);
-            Op::new(
-                copy.worker.handle(),
-                entered,
-                Deadline::None,
-                Operation::Copy,
-            )
+            let ended = Err(Box::new(outcome));
+            Op::new(handle, ended, Deadline::None, Operation::Copy)
         }))
     }
 }

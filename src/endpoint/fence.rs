@@ -13,8 +13,7 @@ use crate::{
 };
 
 use super::{
-    Endpoint, Worker,
-    operation::{Completion, Entered, Settled},
+    Endpoint, Op, Worker,
     request::{First, Request, Verb},
 };
 
@@ -165,7 +164,7 @@ pub struct FlushAll<'a> {
     worker: &'a Worker,
     fence: bool,
     begun: bool,
-    left: Vec<Entered>,
+    left: Vec<Op<()>>,
     error: Option<Error>,
 }
 
@@ -196,16 +195,14 @@ impl Future for FlushAll<'_> {
             });
             let handle = this.worker.handle();
             let (keys, _) = begun?;
-            this.left = keys
-                .into_iter()
-                .map(|key| Entered::new(handle, key))
-                .collect();
+            let op = |key| Op::waiting(handle, key, Deadline::None, Operation::Flush);
+            this.left = keys.into_iter().map(op).collect();
         }
         // One after the other: all of them go on meanwhile.
-        while let Some(entered) = this.left.last_mut() {
-            let outcome = ready!(entered.poll(cx, &mut Deadline::None, Operation::Flush));
+        while let Some(op) = this.left.last_mut() {
+            let flushed = ready!(Pin::new(op).poll(cx));
             this.left.pop();
-            if let Err(error) = <()>::settle(Settled(outcome)) {
+            if let Err(error) = flushed {
                 this.error.get_or_insert(error);
             }
         }

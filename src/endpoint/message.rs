@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
-    types::{AmId, EndpointId, LinkId},
+    types::{AmId, EndpointId, LinkId, OpKey},
     worker::{
         Handle,
         aside::Deadline,
@@ -29,7 +29,8 @@ use crate::{
 
 use super::{
     Endpoint, Op,
-    operation::{Completion, Entered, Settled, landed, sealed},
+    op::set_deadline,
+    operation::{self, Completion, Settled, landed, refused, sealed},
 };
 
 /// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
@@ -158,7 +159,7 @@ impl ActiveMessage {
             buffer: buffer.into(),
             unstaged: false,
             deadline: Deadline::None,
-            entered: None,
+            begun: None,
             kind: PhantomData,
         }
     }
@@ -270,7 +271,7 @@ pub struct AmReceive<B: ReceiveBuffer + Unpin> {
     buffer: BufferMut,
     unstaged: bool,
     deadline: Deadline,
-    entered: Option<Entered>,
+    begun: Option<Op<AmReceived<B>>>,
     kind: PhantomData<fn() -> B>,
 }
 
@@ -284,28 +285,33 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
 
     /// Fails with `DeadlineExceeded` after this long. A transfer that has begun goes on without it, and keeps the buffer.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        set_deadline(&mut self.begun, &mut self.deadline, after);
         self
     }
 
     /// Begins to receive now, to be awaited later.
     pub fn post(mut self) -> Op<AmReceived<B>> {
         // One or the other is there: a message until the first poll, from then on what it became.
-        let Some(entered) = self.entered.take().or_else(|| self.begin()) else {
+        let begun = self.begun.take();
+        let Some(op) = begun.or_else(|| self.begin().map(|begun| self.op(begun))) else {
             unreachable!("neither polled nor with a message")
         };
+        op
+    }
+
+    fn op(&mut self, begun: Result<OpKey, Box<Outcome>>) -> Op<AmReceived<B>> {
         let deadline = std::mem::take(&mut self.deadline);
-        Op::new(&self.handle, entered, deadline, Operation::AmRecv)
+        Op::new(&self.handle, begun, deadline, Operation::AmRecv)
     }
 
     /// The first poll.
-    fn begin(&mut self) -> Option<Entered> {
+    fn begin(&mut self) -> Option<Result<OpKey, Box<Outcome>>> {
         let mut message = self.message.take()?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let unstaged = self.unstaged;
         let handle = &message.handle;
         if let Err(error) = admit_target(&handle.shared.context, &buffer, Operation::AmRecv) {
-            return Some(Entered::refused(error, buffer));
+            return Some(Err(refused(error, buffer)));
         }
         if buffer.is_on_device()
             && message.len() <= buffer.len()
@@ -315,7 +321,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             let begin = |engine: &mut Engine, buffer| {
                 engine.core.am_store(of, data.into(), (buffer, unstaged))
             };
-            return Some(Entered::begin(handle, Operation::AmRecv, buffer, begin));
+            return Some(operation::begin(handle, Operation::AmRecv, buffer, begin));
         }
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data, message.from).map(|length| Arrival {
@@ -323,11 +329,11 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 tag: crate::Tag(0),
                 from: message.from,
             });
-            return Some(Entered::over(Outcome::Buffer(result, buffer)));
+            return Some(Err(Box::new(Outcome::Buffer(result, buffer))));
         }
         if message.len() > buffer.len() {
             let error = truncated(message.len() as u64, buffer.len());
-            return Some(Entered::refused(error, buffer));
+            return Some(Err(refused(error, buffer)));
         }
         let Content::Announced(announced) = std::mem::take(&mut message.content) else {
             return None;
@@ -338,7 +344,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 .core
                 .am_fetch((link, from), id, announced.rts, (buffer, unstaged))
         };
-        Some(Entered::begin(handle, Operation::AmRecv, buffer, begin))
+        Some(operation::begin(handle, Operation::AmRecv, buffer, begin))
     }
 }
 
@@ -347,13 +353,17 @@ impl<B: ReceiveBuffer + Unpin> Future for AmReceive<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some(entered) = this.begin() {
-            this.entered = Some(entered);
+        match this.begin() {
+            // Its bytes were here: told without a place aside.
+            Some(Err(mut outcome)) => {
+                outcome.during(Operation::AmRecv);
+                return Poll::Ready(AmReceived::settle(Settled(*outcome)));
+            }
+            Some(begun) => this.begun = Some(this.op(begun)),
+            None => {}
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::AmRecv)
-                .map(|outcome| AmReceived::settle(Settled(outcome))),
+        match &mut this.begun {
+            Some(op) => Pin::new(op).poll(cx),
             None => Poll::Ready(Err(OpError::new(wrong(), None))),
         }
     }

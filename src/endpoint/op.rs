@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-use super::operation::{Completion, Entered, Front, Settled, poll_place};
+use super::operation::{Completion, Front, Settled, poll_place};
 
 /// An operation that was posted: it is on its way whether or not this is polled.
 ///
@@ -163,21 +163,25 @@ impl<T: Completion> Op<T> {
         }
     }
 
+    /// One that has begun, or ended before it was in the table.
     pub(super) fn new(
         handle: &Arc<Handle>,
-        entered: Entered,
+        begun: Result<OpKey, Box<Outcome>>,
         deadline: Deadline,
         operation: Operation,
     ) -> Self {
-        let (key, ended) = match entered {
-            Entered::Value(value) => return Self::value(value),
-            Entered::Waiting(mut place) => (place.key.take(), None),
-            Entered::Ended(outcome) => (None, Some(outcome)),
-            Entered::Over => (None, None),
-        };
-        match key {
-            Some(key) => Self::waiting(handle, key, deadline, operation),
-            None => Self::aside(handle, None, ended, deadline, operation),
+        match begun {
+            Ok(key) => Self::waiting(handle, key, deadline, operation),
+            Err(outcome) => Self::aside(handle, None, Some(outcome), deadline, operation),
+        }
+    }
+
+    /// The same, whose end is told in another form.
+    pub(super) fn told_as<U: Completion>(mut self) -> Op<U> {
+        Op {
+            word: self.word,
+            handle: ManuallyDrop::new(self.handle.take()),
+            kind: PhantomData,
         }
     }
 
@@ -298,6 +302,18 @@ impl<T: Completion> Op<T> {
             self.over();
             *settled = Poll::Ready(T::settle(Settled(outcome)));
         }
+    }
+}
+
+/// Gives a future its deadline, which may have begun.
+pub(super) fn set_deadline<T: Completion>(
+    begun: &mut Option<Op<T>>,
+    deadline: &mut Deadline,
+    after: Duration,
+) {
+    match begun.take() {
+        Some(op) => *begun = Some(op.deadline(after)),
+        None => *deadline = Deadline::After(after),
     }
 }
 

@@ -1,9 +1,6 @@
 //! What operations come to, and from where their futures learn it.
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::task::{Context, Poll};
 
 use crate::{
     error::{Error, OpError, Operation, Result},
@@ -103,84 +100,35 @@ pub(super) fn landed<B: ReceiveBuffer>(outcome: Outcome) -> Result<(Arrival, B),
     }
 }
 
-/// An operation that has begun, seen from its future.
-pub(crate) enum Entered {
-    Waiting(Place),
-    /// Over when it was posted: it never entered the table. The commonest end by itself, a word or nothing: futures are small.
-    Value(u64),
-    Ended(Box<Outcome>),
-    /// Its outcome has been taken.
-    Over,
+/// For futures that tell the outcome themselves.
+impl sealed::Sealed for Outcome {}
+impl Completion for Outcome {
+    type Output = Self;
+    fn settle(outcome: Settled) -> Self {
+        outcome.0
+    }
 }
 
-/// An operation's place in the table. Dropping it tells the worker.
-pub(crate) struct Place {
-    pub(super) handle: Arc<Handle>,
-    /// `None` once its outcome has been taken.
-    pub(super) key: Option<OpKey>,
+/// The end of one that gives its buffer back, and was over before it began.
+#[cold]
+pub(super) fn refused(error: Error, buffer: BufferMut) -> Box<Outcome> {
+    Box::new(Outcome::Buffer(Err(error), buffer))
 }
 
-impl Entered {
-    #[inline]
-    pub(crate) fn over(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Done(Ok(())) => Self::Value(0),
-            Outcome::Value(value) => Self::Value(value),
-            outcome => Self::Ended(Box::new(outcome)),
-        }
-    }
-
-    pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
-        Self::Waiting(Place {
-            handle: handle.clone(),
-            key: Some(key),
-        })
-    }
-
-    /// One that gives its buffer back, and ended before it began.
-    #[cold]
-    pub(crate) fn refused(error: Error, buffer: BufferMut) -> Self {
-        Self::over(Outcome::Buffer(Err(error), buffer))
-    }
-
-    /// Begins what owns a buffer, which comes back where it cannot begin.
-    pub(crate) fn begin(
-        handle: &Arc<Handle>,
-        operation: Operation,
-        buffer: BufferMut,
-        begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
-    ) -> Self {
-        let mut buffer = Some(buffer);
-        let begun = handle.shared.begin(operation, |engine| {
-            begin(engine, buffer.take().unwrap_or_default())
-        });
-        match begun {
-            Ok((key, _)) => Self::new(handle, key),
-            Err(error) => Self::refused(error, buffer.unwrap_or_default()),
-        }
-    }
-
-    pub(crate) fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        deadline: &mut Deadline,
-        operation: Operation,
-    ) -> Poll<Outcome> {
-        match self {
-            Self::Waiting(Place { handle, key }) => {
-                poll_place(&handle.shared, key, cx, deadline, operation)
-            }
-            ended => {
-                let mut outcome = match std::mem::replace(ended, Self::Over) {
-                    Self::Value(value) => Outcome::Value(value),
-                    Self::Ended(outcome) => *outcome,
-                    _ => Outcome::Done(Err(wrong())),
-                };
-                outcome.during(operation);
-                Poll::Ready(outcome)
-            }
-        }
-    }
+/// Begins what owns a buffer, which comes back where it cannot begin.
+pub(super) fn begin(
+    handle: &Handle,
+    operation: Operation,
+    buffer: BufferMut,
+    begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
+) -> Result<OpKey, Box<Outcome>> {
+    let mut buffer = Some(buffer);
+    let begun = handle.shared.begin(operation, |engine| {
+        begin(engine, buffer.take().unwrap_or_default())
+    });
+    begun
+        .map(|(key, _)| key)
+        .map_err(|error| refused(error, buffer.unwrap_or_default()))
 }
 
 /// Polls what has a place in the table, and takes that from it once it is over.
@@ -218,21 +166,4 @@ pub(super) fn poll_place(
     *place = None;
     outcome.during(operation);
     Poll::Ready(outcome)
-}
-
-impl std::fmt::Debug for Entered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Waiting(place) => f.debug_tuple("Waiting").field(&place.key).finish(),
-            _ => f.write_str("Over"),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            self.handle.shared.drop_future(key);
-        }
-    }
 }

@@ -8,13 +8,20 @@
 //!
 //! What differs from verb to verb is a [`Verb`]; each stands in the file of its future.
 
-use std::task::{Context, Poll};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use crate::{
     error::{Error, Operation, Result},
     types::OpKey,
     util::seldom::Seldom,
     worker::{
+        Handle,
         aside::Deadline,
         door::Begun,
         engine::Engine,
@@ -24,8 +31,8 @@ use crate::{
 
 use super::{
     handle::Endpoint,
-    op::Op,
-    operation::{Completion, Entered, Settled},
+    op::{Op, set_deadline},
+    operation::{Completion, Settled},
 };
 
 /// What an operation is, and how it begins.
@@ -56,11 +63,6 @@ pub(super) trait Verb<'a> {
         Op::value(value)
     }
 
-    /// One that is over, to be told later.
-    fn entered(&mut self, value: u64) -> Entered {
-        Entered::Value(value)
-    }
-
     /// One that is over, for who awaits it.
     #[inline(always)]
     fn value(&mut self, value: u64) -> <Self::Kind as Completion>::Output {
@@ -79,7 +81,7 @@ pub(super) trait Verb<'a> {
 pub(super) enum First {
     Over(u64),
     /// One that is posted has ended otherwise, which who awaits it learns.
-    Ended(Entered),
+    Ended(Op<Outcome>),
     /// In the table.
     Entered(OpKey),
 }
@@ -96,19 +98,26 @@ pub(super) struct Request<V> {
 #[derive(Default)]
 pub(super) struct Rare {
     pub(super) deadline: Deadline,
-    pub(super) entered: Option<Entered>,
+    pub(super) begun: Option<Op<Outcome>>,
 }
 
-/// Polls an operation that is in the table. `None`: it is not.
+impl Rare {
+    /// It is in the table, and its deadline begins at the next poll.
+    pub(super) fn begun(&mut self, handle: &Arc<Handle>, key: OpKey, operation: Operation) {
+        let deadline = std::mem::take(&mut self.deadline);
+        self.begun = Some(Op::waiting(handle, key, deadline, operation));
+    }
+
+    pub(super) fn set_deadline(&mut self, after: Duration) {
+        set_deadline(&mut self.begun, &mut self.deadline, after);
+    }
+}
+
+/// Polls an operation that has begun. `None`: it has not.
 #[inline]
-pub(super) fn poll_entered(
-    rare: &mut Option<Rare>,
-    cx: &mut Context<'_>,
-    operation: Operation,
-) -> Option<Poll<Outcome>> {
-    let rare = rare.as_mut()?;
-    let entered = rare.entered.as_mut()?;
-    Some(entered.poll(cx, &mut rare.deadline, operation))
+pub(super) fn poll_begun(rare: &mut Option<Rare>, cx: &mut Context<'_>) -> Option<Poll<Outcome>> {
+    let begun = rare.as_mut()?.begun.as_mut()?;
+    Some(Pin::new(begun).poll(cx))
 }
 
 impl<V> Request<V> {
@@ -121,8 +130,8 @@ impl<V> Request<V> {
         }
     }
 
-    pub(super) fn set_deadline(&mut self, after: std::time::Duration) {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+    pub(super) fn set_deadline(&mut self, after: Duration) {
+        self.rare.get_or_insert_default().set_deadline(after);
     }
 
     #[inline(always)]
@@ -168,7 +177,7 @@ impl<'a, V: Verb<'a>> Request<V> {
         let handle = self.verb.endpoint().handle();
         *posted = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.posted(value),
-            Ok(First::Ended(entered)) => Op::new(handle, entered, deadline, operation),
+            Ok(First::Ended(op)) => op.told_as(),
             Ok(First::Entered(key)) => Op::waiting(handle, key, deadline, operation),
             Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
@@ -216,13 +225,13 @@ impl<'a, V: Verb<'a>> Request<V> {
 
     #[cold]
     fn tell_later(&mut self, value: u64) {
-        let entered = self.verb.entered(value);
-        self.rare.get_or_insert_default().entered = Some(entered);
+        let over = self.verb.posted(value).told_as();
+        self.rare.get_or_insert_default().begun = Some(over);
     }
 
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<<V::Kind as Completion>::Output> {
         let operation = self.verb.operation();
-        if let Some(outcome) = poll_entered(&mut self.rare, cx, operation) {
+        if let Some(outcome) = poll_begun(&mut self.rare, cx) {
             return outcome.map(|outcome| V::Kind::settle(Settled(outcome)));
         }
         if self.is_over {
@@ -244,7 +253,7 @@ impl<'a, V: Verb<'a>> Request<V> {
             }
         };
         let handle = self.verb.endpoint().handle();
-        let entered = match first {
+        match first {
             First::Over(value) => return self.conclude(begun, cx, Ok(value)),
             // Before it has a place of its own: it may be over in the first look.
             First::Entered(key) if self.rare.is_none() => match begun.poll_outcome(cx, key) {
@@ -254,15 +263,17 @@ impl<'a, V: Verb<'a>> Request<V> {
                     return Poll::Ready(V::Kind::settle(Settled(outcome)));
                 }
                 Poll::Pending => {
-                    let entered = Entered::new(handle, key);
-                    self.rare.get_or_insert_default().entered = Some(entered);
+                    let rare = self.rare.get_or_insert_default();
+                    rare.begun(handle, key, operation);
                     return Poll::Pending;
                 }
             },
-            First::Entered(key) => Entered::new(handle, key),
-            First::Ended(entered) => entered,
-        };
-        self.rare.get_or_insert_default().entered = Some(entered);
+            First::Entered(key) => {
+                let rare = self.rare.get_or_insert_default();
+                rare.begun(handle, key, operation);
+            }
+            First::Ended(op) => self.rare.get_or_insert_default().begun = Some(op),
+        }
         // Its deadline begins.
         self.poll_slowly(cx)
     }

@@ -34,7 +34,7 @@ use super::{
     handle::{Endpoint, alive, window},
     layout::RemoteLayout,
     op::Op,
-    operation::{Completion, Entered, Settled, landed, sealed},
+    operation::{Completion, Settled, landed, sealed},
     region::RemoteRegion,
     request::{First, Request, Verb},
 };
@@ -510,13 +510,16 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
     }
 
     /// One that is over.
-    fn ended(&mut self, result: Result<()>) -> Entered {
+    fn ended(&mut self, result: Result<()>) -> Op<Fetched<B>> {
         let Some(buffer) = self.buffer.take() else {
-            return Entered::Over;
+            return Op::value(0);
         };
         // A get tells neither its length nor from where it is.
         let result = result.map(|()| Arrival::unnamed(0));
-        Entered::over(Outcome::Buffer(result, buffer.into()))
+        let outcome = Outcome::Buffer(result, buffer.into());
+        let handle = self.endpoint.handle();
+        let ended = Err(Box::new(outcome));
+        Op::new(handle, ended, Deadline::None, Operation::Get)
     }
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> OpKey {
@@ -603,17 +606,12 @@ impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
         match result {
             Ok(()) => Ok(First::Over(0)),
             // Who awaits it learns of it.
-            Err(error) if is_posted => Ok(First::Ended(self.ended(Err(error)))),
+            Err(error) if is_posted => Ok(First::Ended(self.ended(Err(error)).told_as())),
             Err(error) => Err(error),
         }
     }
 
     fn posted(&mut self, _value: u64) -> Op<Fetched<B>> {
-        let entered = self.ended(Ok(()));
-        let handle = self.endpoint.handle();
-        Op::new(handle, entered, Deadline::None, Operation::Get)
-    }
-    fn entered(&mut self, _value: u64) -> Entered {
         self.ended(Ok(()))
     }
 

@@ -36,8 +36,8 @@ use super::{
     attempt::{Attempt, tried, try_send},
     handle::{Endpoint, ended, window},
     op::Op,
-    operation::{Completion, Entered, Front, Settled, landed, sealed},
-    request::{First, Rare, Request, Verb, poll_entered},
+    operation::{self, Completion, Front, Settled, landed, refused, sealed},
+    request::{First, Rare, Request, Verb, poll_begun},
     worker::Worker,
 };
 
@@ -403,7 +403,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 
     /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().set_deadline(after);
         self
     }
 
@@ -430,8 +430,8 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     fn post_slowly(&mut self, posted: &mut Op<Received<B>>) {
         if let Some(buffer) = self.buffer.take() {
             let deadline = self.rare.take().unwrap_or_default().deadline;
-            let entered = self.enter(buffer.into());
-            *posted = Op::new(self.worker.handle(), entered, deadline, Operation::TagRecv);
+            let begun = self.enter(buffer.into());
+            *posted = Op::new(self.worker.handle(), begun, deadline, Operation::TagRecv);
         }
     }
 }
@@ -442,10 +442,10 @@ pub(super) fn enter(
     handle: &Arc<Handle>,
     buffer: BufferMut,
     begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
-) -> Entered {
+) -> Result<OpKey, Box<Outcome>> {
     match admit_target(&handle.shared.context, &buffer, Operation::TagRecv) {
-        Ok(()) => Entered::begin(handle, Operation::TagRecv, buffer, begin),
-        Err(error) => Entered::refused(error, buffer),
+        Ok(()) => operation::begin(handle, Operation::TagRecv, buffer, begin),
+        Err(error) => Err(refused(error, buffer)),
     }
 }
 
@@ -560,7 +560,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         Some(key)
     }
 
-    fn enter(&self, buffer: BufferMut) -> Entered {
+    fn enter(&self, buffer: BufferMut) -> Result<OpKey, Box<Outcome>> {
         enter(self.worker.handle(), buffer, |engine, buffer| {
             post(engine, self.tag, self.mask, buffer, self.unstaged)
         })
@@ -646,8 +646,11 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     ) -> Poll<Result<Received<B>, OpError<B>>> {
         if self.unstaged || buffer.is_on_device() {
             // Messages do not go straight into it, or not in any way.
-            let entered = self.enter(buffer);
-            self.rare.get_or_insert_default().entered = Some(entered);
+            let begun = self.enter(buffer);
+            let handle = self.worker.handle();
+            let rare = self.rare.get_or_insert_default();
+            let deadline = std::mem::take(&mut rare.deadline);
+            rare.begun = Some(Op::new(handle, begun, deadline, Operation::TagRecv));
             return self.wait(cx);
         }
         let shared = self.worker.shared();
@@ -707,7 +710,8 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         match found {
             Poll::Ready(Found::Here(result)) => Poll::Ready(finish(result, buffer)),
             Poll::Ready(Found::Entered(key)) => {
-                self.rare.get_or_insert_default().entered = Some(Entered::new(handle, key));
+                let rare = self.rare.get_or_insert_default();
+                rare.begun(handle, key, Operation::TagRecv);
                 self.wait(cx)
             }
             Poll::Pending => self.parked(cx, key.get()),
@@ -720,18 +724,22 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         cx: &mut Context<'_>,
         key: Option<OpKey>,
     ) -> Poll<Result<Received<B>, OpError<B>>> {
+        let Some(key) = key else {
+            return Poll::Pending;
+        };
         let rare = self.rare.get_or_insert_default();
-        rare.entered = key.map(|key| Entered::new(self.worker.handle(), key));
-        // The timer starts.
-        if rare.deadline.is_over(self.worker.shared(), cx) {
-            cx.waker().wake_by_ref();
+        let is_timed = !matches!(rare.deadline, Deadline::None);
+        rare.begun(self.worker.handle(), key, Operation::TagRecv);
+        match is_timed {
+            // The timer starts.
+            true => self.wait(cx),
+            false => Poll::Pending,
         }
-        Poll::Pending
     }
 
     /// Waits for one that is in the table.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
-        match poll_entered(&mut self.rare, cx, Operation::TagRecv) {
+        match poll_begun(&mut self.rare, cx) {
             Some(outcome) => outcome.map(|outcome| Received::settle(Settled(outcome))),
             None => Poll::Ready(Received::of_error(wrong())),
         }
@@ -770,7 +778,7 @@ pub struct TagMatched<'a> {
     peer: Option<(LinkId, EndpointId)>,
     tag: Tag,
     mask: Mask,
-    entered: Option<Entered>,
+    begun: Option<Op<Outcome>>,
 }
 
 impl<'a> TagMatched<'a> {
@@ -786,7 +794,7 @@ impl<'a> TagMatched<'a> {
             peer,
             tag,
             mask,
-            entered: None,
+            begun: None,
         }
     }
 
@@ -803,7 +811,7 @@ impl Future for TagMatched<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Matched>> {
         let this = &mut *self;
         let handle = this.handle;
-        if this.entered.is_none() {
+        if this.begun.is_none() {
             let (key, _) = handle.shared.begin(Operation::TagRecv, |engine| {
                 engine.progress();
                 let core = &mut engine.core;
@@ -829,12 +837,13 @@ impl Future for TagMatched<'_> {
                 }
                 key
             })?;
-            this.entered = Some(Entered::new(handle, key));
+            let op = Op::waiting(handle, key, Deadline::None, Operation::TagRecv);
+            this.begun = Some(op);
         }
-        let Some(entered) = &mut this.entered else {
+        let Some(op) = &mut this.begun else {
             return Poll::Pending;
         };
-        let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
+        let outcome = std::task::ready!(Pin::new(op).poll(cx));
         Poll::Ready(match outcome {
             Outcome::Claimed(Ok(message)) => Ok(Matched {
                 handle: handle.clone(),
@@ -889,7 +898,7 @@ impl Matched {
     #[doc(alias = "ucp_tag_msg_recv_nb")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
         let handle = self.handle.clone();
-        let entered = enter(&handle, buffer.into(), |engine, buffer| {
+        let begun = enter(&handle, buffer.into(), |engine, buffer| {
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
             let key = core.movers.ctx.enter_receive(buffer, None, order);
@@ -904,7 +913,7 @@ impl Matched {
             }
             key
         });
-        Op::new(&handle, entered, Deadline::None, Operation::TagRecv)
+        Op::new(&handle, begun, Deadline::None, Operation::TagRecv)
     }
 
     /// Its bytes as they are here; `None`: they are elsewhere, and it is to be received.

@@ -17,8 +17,7 @@ use crate::{
 
 use super::{
     handle::Endpoint,
-    op::Op,
-    operation::{Completion as _, Entered, Settled},
+    op::{Op, set_deadline},
     tag::{Received, TagMatched, enter, post_of_peer},
 };
 
@@ -54,7 +53,7 @@ impl Endpoint {
             buffer: buffer.into(),
             unstaged: false,
             deadline: Deadline::None,
-            entered: None,
+            begun: None,
             kind: PhantomData,
         }
     }
@@ -86,7 +85,7 @@ pub struct TagRecvFrom<'a, B: ReceiveBuffer + Unpin> {
     buffer: BufferMut,
     unstaged: bool,
     deadline: Deadline,
-    entered: Option<Entered>,
+    begun: Option<Op<Received<B>>>,
     kind: PhantomData<fn() -> B>,
 }
 
@@ -105,32 +104,28 @@ impl<B: ReceiveBuffer + Unpin> TagRecvFrom<'_, B> {
 
     /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        set_deadline(&mut self.begun, &mut self.deadline, after);
         self
     }
 
     /// Posts the receive now: it takes its place before all that are posted later. It ends with the endpoint, which has to be kept.
     pub fn post(mut self) -> Op<Received<B>> {
-        let entered = self.entered.take().unwrap_or_else(|| self.enter());
-        let deadline = std::mem::take(&mut self.deadline);
-        Op::new(
-            self.endpoint.handle(),
-            entered,
-            deadline,
-            Operation::TagRecv,
-        )
+        self.begun.take().unwrap_or_else(|| self.begin())
     }
 
-    fn enter(&mut self) -> Entered {
+    fn begin(&mut self) -> Op<Received<B>> {
+        let handle = self.endpoint.handle();
         let buffer = std::mem::take(&mut self.buffer);
-        enter(self.endpoint.handle(), buffer, |engine, buffer| {
+        let begun = enter(handle, buffer, |engine, buffer| {
             let order = engine.core.unexpected.arrival();
             let ctx = engine.ctx();
             let key = ctx.enter_receive(buffer, None, order);
             ctx.arrange(key, Priority::Normal, self.unstaged);
             post_of_peer(engine, key, self.endpoint.place(), self.tag, self.mask);
             key
-        })
+        });
+        let deadline = std::mem::take(&mut self.deadline);
+        Op::new(handle, begun, deadline, Operation::TagRecv)
     }
 }
 
@@ -139,13 +134,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecvFrom<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let entered = match this.entered.take() {
-            Some(entered) => entered,
-            None => this.enter(),
-        };
-        this.entered
-            .insert(entered)
-            .poll(cx, &mut this.deadline, Operation::TagRecv)
-            .map(|outcome| Received::settle(Settled(outcome)))
+        let begun = this.begun.take().unwrap_or_else(|| this.begin());
+        Pin::new(this.begun.insert(begun)).poll(cx)
     }
 }
