@@ -871,6 +871,7 @@ impl Core {
     }
 
     fn dispatch(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
+        let (movers, key) = (&mut self.movers, OpKey(header));
         match id {
             control::TAG_EAGER => self.eager_message(from, Tag(header), body, None)?,
             control::TAG_EAGER_SYNC => {
@@ -878,63 +879,55 @@ impl Core {
                 self.eager_message(from, Tag(header), &body[8..], op)?;
             }
             control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
-            control::TAG_RTR => {
-                self.movers
-                    .ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?
-            }
-            control::FRAGMENT => self.movers.fragment(from, OpKey(header), body)?,
-            control::DONE => self.movers.done(from, OpKey(header))?,
-            control::NACK => self
-                .movers
-                .ctx
-                .nack(from, OpKey(header), control::error_of(body)),
+            control::TAG_RTR => movers.ready_to_receive(from, key, Rtr::decode(body)?)?,
+            control::FRAGMENT => movers.fragment(from, key, body)?,
+            control::DONE => movers.done(from, key)?,
+            control::NACK => movers.ctx.nack(from, key, control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
                 let canceled = Error::new(ErrorKind::Canceled, "cancelled")
-                    .during(self.movers.ctx.operation_of_send(OpKey(header)));
-                self.movers.ctx.nack(from, OpKey(header), canceled);
+                    .during(movers.ctx.operation_of_send(key));
+                movers.ctx.nack(from, key, canceled);
             }
-            control::PUT => self.movers.ctx.put_received(from, header, body)?,
-            control::GET => self
-                .movers
-                .get_request(from, header, GetRequest::decode(body)?),
-            control::JOIN => self.movers.join(from, header, Join::decode(body)?),
-            control::MAP => self.movers.ctx.map_request(from, body, header)?,
+            control::PUT => movers.ctx.put_received(from, header, body)?,
+            control::GET => movers.get_request(from, header, GetRequest::decode(body)?),
+            control::JOIN => movers.join(from, header, Join::decode(body)?),
+            control::MAP => movers.ctx.map_request(from, body, header)?,
             control::CREDIT => {
-                if let Some(peer) = self.movers.ctx.peer(from) {
+                if let Some(peer) = movers.ctx.peer(from) {
                     peer.send_window.returned(header, Terms::EAGER.size);
                 }
             }
             control::CLOSE => {
-                self.movers.ctx.close_received(from, header, body)?;
+                movers.ctx.close_received(from, header, body)?;
                 self.close_writes(from);
             }
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;
             }
             control::AM_RTS => self.am_announced(from, header, body)?,
-            control::AM_CREDIT => self.movers.ctx.am_credit(from, header, word(body)?),
-            control::AM_REFUSED => self.movers.ctx.am_refused(from, header, word(body)?),
+            control::AM_CREDIT => movers.ctx.am_credit(from, header, word(body)?),
+            control::AM_REFUSED => movers.ctx.am_refused(from, header, word(body)?),
             control::ATOMIC => {
-                self.movers
+                movers
                     .ctx
                     .atomic_request(from, header, &control::Atomic::decode(body)?)?
             }
-            control::FETCHED => self.movers.ctx.word_fetched(from, OpKey(header), body)?,
-            control::SIGNAL => self.movers.ctx.signalled(from, &Signal::decode(body)?),
-            control::SETTLE => self.movers.ctx.settle(from, header),
-            control::ASK_KEYS => self.movers.keys_asked(from, OpKey(header), body)?,
-            control::KEYS => self.movers.keys_here(from, OpKey(header), body)?,
-            control::WRITE => self.movers.ctx.write_asked(from, OpKey(header), body)?,
-            control::MOVED => self.movers.ctx.told_moved(from, OpKey(header), body)?,
-            control::PULL => self.movers.pulled(from, OpKey(header), body)?,
-            control::PUT_RTS => self.movers.put_announced(from, header, body)?,
-            control::ROUTE => self.movers.route_asked(from, OpKey(header), body)?,
-            control::ROUTED => self.movers.routed(from, OpKey(header), body)?,
-            control::PUT_LAYOUT => self.movers.ctx.put_layout(from, header, body)?,
-            control::GET_LAYOUT => self.movers.get_layout(from, header, body)?,
-            control::LAYOUT_DATA => self.movers.layout_data(from, OpKey(header), body)?,
-            control::LAYOUT_RTS => self.movers.layout_announced(from, header, body)?,
+            control::FETCHED => movers.ctx.word_fetched(from, key, body)?,
+            control::SIGNAL => movers.ctx.signalled(from, &Signal::decode(body)?),
+            control::SETTLE => movers.ctx.settle(from, header),
+            control::ASK_KEYS => movers.keys_asked(from, key, body)?,
+            control::KEYS => movers.keys_here(from, key, body)?,
+            control::WRITE => movers.ctx.write_asked(from, key, body)?,
+            control::MOVED => movers.ctx.told_moved(from, key, body)?,
+            control::PULL => movers.pulled(from, key, body)?,
+            control::PUT_RTS => movers.put_announced(from, header, body)?,
+            control::ROUTE => movers.route_asked(from, key, body)?,
+            control::ROUTED => movers.routed(from, key, body)?,
+            control::PUT_LAYOUT => movers.ctx.put_layout(from, header, body)?,
+            control::GET_LAYOUT => movers.get_layout(from, header, body)?,
+            control::LAYOUT_DATA => movers.layout_data(from, key, body)?,
+            control::LAYOUT_RTS => movers.layout_announced(from, header, body)?,
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -948,24 +941,19 @@ impl Core {
         prefix: &[u8],
         length: usize,
     ) -> Result<Place> {
+        let (ctx, key) = (&mut self.movers.ctx, OpKey(header));
         match id {
-            control::FRAGMENT => self.movers.ctx.place_fragment(from, OpKey(header), length),
-            control::PUT => self.movers.ctx.place_put(from, header, prefix, length),
+            control::FRAGMENT => ctx.place_fragment(from, key, length),
+            control::PUT => ctx.place_put(from, header, prefix, length),
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::LAYOUT_DATA if prefix.len() + length > LONGEST => Err(too_long()),
-            control::LAYOUT_DATA => {
-                self.movers
-                    .ctx
-                    .place_layout_data(from, OpKey(header), prefix, length)
-            }
+            control::LAYOUT_DATA => ctx.place_layout_data(from, key, prefix, length),
             control::TAG_EAGER if !prefix.is_empty() => {
                 Err(violation("a message with something before it"))
             }
             // Before it is buffered, or any receive is taken for it.
-            control::TAG_EAGER | control::TAG_EAGER_SYNC
-                if self.movers.ctx.exceeds_window(from, length) =>
-            {
+            control::TAG_EAGER | control::TAG_EAGER_SYNC if ctx.exceeds_window(from, length) => {
                 Err(violation("the peer exceeded the eager window"))
             }
             control::TAG_EAGER_SYNC => Ok(Place::Whole),

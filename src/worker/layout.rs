@@ -116,15 +116,9 @@ impl Plan {
         let index = self.cut.iter().position(|(at, _)| *at == position)?;
         let (_, cursor) = self.cut.swap_remove(index);
         Some(Box::new(Self {
-            target: self.target,
-            length: self.length,
-            shape: self.shape.clone(),
             cursor,
-            asked: 0,
-            due: Vec::new(),
             part: Some(position),
-            is_unanswered: false,
-            cut: Vec::new(),
+            ..Self::new(self.target, self.length, self.shape.clone())
         }))
     }
 

@@ -461,6 +461,15 @@ impl Work {
         }
     }
 
+    /// The blocks of a put or get that has any.
+    pub(crate) fn layout(&mut self) -> Option<&mut Plan> {
+        match self {
+            Self::Put(put) => put.layout.as_deref_mut(),
+            Self::Get(get) => get.layout.as_deref_mut(),
+            _ => None,
+        }
+    }
+
     /// What it is for flushes and fences, if they wait for it.
     fn kind(&self) -> Option<Kind> {
         match self {

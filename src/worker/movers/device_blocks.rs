@@ -43,12 +43,7 @@ impl Ctx {
                 break;
             }
         }
-        let plan = match self.operations.work(key) {
-            Some(Work::Put(put)) => put.layout.as_mut(),
-            Some(Work::Get(get)) => get.layout.as_mut(),
-            _ => None,
-        };
-        match plan {
+        match self.operations.work(key).and_then(Work::layout) {
             Some(plan) => plan.cut(next, length),
             None => length,
         }

@@ -15,7 +15,7 @@ use crate::{
         ctx::Ctx,
         layout::{FEW, LONG, mismatch, within},
         movers::Movers,
-        operations::{Get, Work},
+        operations::{End, Get, Work},
         peer::at,
         spread::Spread,
         violation::violation,
@@ -122,11 +122,8 @@ impl Ctx {
 
     /// The owner has answered the part of a put that was announced. `false`: none was.
     pub(crate) fn announcement_answered(&mut self, link: LinkId, key: OpKey) -> bool {
-        let asked = match self.operations.work(key) {
-            Some(Work::Put(put)) => put.layout.as_mut().map(|plan| &mut plan.is_unanswered),
-            _ => None,
-        };
-        if !asked.is_some_and(std::mem::take) {
+        let plan = self.operations.work(key).and_then(Work::layout);
+        if !plan.is_some_and(|plan| std::mem::take(&mut plan.is_unanswered)) {
             return false;
         }
         if let Some(peer) = self.peer(link) {
@@ -168,22 +165,15 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let (plan, on_device, length, pull) = match &*entry.work {
-            Work::Put(put) => (
-                &put.layout,
-                put.buffer.is_on_device(),
-                put.buffer.len(),
-                false,
-            ),
-            Work::Get(get) => (
-                &get.layout,
-                get.buffer.is_on_device(),
-                get.buffer.len(),
-                true,
-            ),
-            _ => return,
+        let End {
+            length,
+            on_device,
+            pull,
+            ..
+        } = entry.work.end();
+        let Some(plan) = entry.work.layout() else {
+            return;
         };
-        let Some(plan) = plan else { return };
         let (target, shape, cursor) = (plan.target, plan.shape.clone(), plan.cursor);
         let (region, is_part) = (plan.length, plan.part.is_some());
         // Checked by this side's processor, and then moved by an engine, of this side or the peer's.

@@ -237,10 +237,7 @@ impl Movers {
             };
             let Some(pipe) = entry.pipe() else { return };
             let part = pipe.begin(length, Some(fragment.clone()), Stage::Travelling);
-            let layout = match &mut *entry.work {
-                Work::Get(get) => get.layout.as_mut().and_then(|plan| plan.part(next)),
-                _ => None,
-            };
+            let layout = entry.work.layout().and_then(|plan| plan.part(next));
             let (target, offset, pull) = match kind {
                 Kind::Get { mut target } => {
                     if layout.is_none() {

@@ -62,10 +62,7 @@ impl Movers {
                 self.ctx.wakes.extend(entry.waker.take());
             }
         }
-        let layout = match &mut *entry.work {
-            Work::Put(put) => put.layout.as_mut().and_then(|plan| plan.part(position)),
-            _ => None,
-        };
+        let layout = entry.work.layout().and_then(|plan| plan.part(position));
         if layout.is_none() {
             target.offset += position as u64;
         }

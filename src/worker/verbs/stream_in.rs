@@ -20,6 +20,7 @@ use crate::{
         core::Core,
         ctx::Ctx,
         movers::Movers,
+        one_sided::word,
         operations::Work,
         peer::{Peer, at},
         stream::{
@@ -123,12 +124,7 @@ impl Core {
     ) -> Result<()> {
         match id {
             control::STREAM_DATA => self.stream_data(link, header, body),
-            control::STREAM_WINDOW => {
-                let (bytes, _) = body
-                    .split_first_chunk()
-                    .ok_or_else(|| violation("short message"))?;
-                self.stream_window(link, header, u64::from_le_bytes(*bytes))
-            }
+            control::STREAM_WINDOW => self.stream_window(link, header, word(body)?),
             control::STREAM_RTS => self.stream_announced(link, header, body),
             control::STREAM_TAKEN => self.stream_taken(link, header, body),
             control::STREAM_FIN => self.stream_end(link, header, ReadEnd::Fin),

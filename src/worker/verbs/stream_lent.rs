@@ -23,6 +23,7 @@ use crate::{
         core::Core,
         engine::Engine,
         movers::Movers,
+        one_sided::word,
         operations::Work,
         peer::{OneCopy, at},
         pressure::Deferred,
@@ -127,10 +128,7 @@ impl Core {
         header: u64,
         body: &[u8],
     ) -> Result<()> {
-        let (taken, _) = body
-            .split_first_chunk()
-            .ok_or_else(|| violation("short message"))?;
-        let taken = u64::from_le_bytes(*taken);
+        let taken = word(body)?;
         let ctx = &mut self.movers.ctx;
         let Some(stream) = named(&mut self.streams.entries, &mut ctx.peers, link, header)? else {
             return Ok(());
