@@ -34,7 +34,12 @@ const ORDER: [Across; 3] = [Across::Plain, Across::Past, Across::String];
 
 /// The choice of one ring's sender.
 #[derive(Debug)]
-pub(super) struct CopyChoice([Choice; 2]);
+pub(super) struct CopyChoice {
+    /// The ways of shorter bodies, and of longer ones.
+    ways: [Across; 2],
+    /// What is known, once there is something: most connections never fill their ring.
+    known: Option<Box<[Choice; 2]>>,
+}
 
 /// That for bodies of some lengths.
 #[derive(Debug)]
@@ -58,23 +63,21 @@ struct Choice {
 
 impl CopyChoice {
     pub(super) fn new() -> Self {
-        let first = Across::String;
-        let first = if first.is_here() {
-            first
-        } else {
-            Across::Plain
-        };
-        Self([Choice::new(Across::Plain), Choice::new(first)])
+        let long = Some(Across::String).filter(|way| way.is_here());
+        Self::of([Across::Plain, long.unwrap_or(Across::Plain)])
+    }
+
+    fn of(ways: [Across; 2]) -> Self {
+        Self { ways, known: None }
     }
 
     /// How a body of this length is written.
     #[inline(always)]
     pub(super) fn how(&self, length: usize) -> Across {
-        let [short, long] = &self.0;
         match length {
             0..LEAST => Across::Plain,
-            LEAST..LONG => short.way(),
-            _ => long.way(),
+            LEAST..LONG => self.ways[0],
+            _ => self.ways[1],
         }
     }
 
@@ -95,10 +98,17 @@ impl CopyChoice {
         next: impl Fn(&Choice) -> Option<Across>,
         now: impl Fn() -> Instant,
     ) {
+        if length < LEAST && self.known.is_none() {
+            return;
+        }
+        let ways = &mut self.ways;
+        let known = self
+            .known
+            .get_or_insert_with(|| Box::new(ways.map(Choice::new)));
         let lengths = [LEAST..LONG, LONG..usize::MAX];
-        for (choice, lengths) in self.0.iter_mut().zip(lengths) {
+        for ((choice, way), lengths) in known.iter_mut().zip(ways).zip(lengths) {
             match lengths.contains(&length) {
-                true => choice.looked(sent, &next, &now),
+                true => *way = choice.looked(sent, &next, &now),
                 false => choice.began = None,
             }
         }
@@ -120,7 +130,6 @@ impl Choice {
         }
     }
 
-    #[inline(always)]
     fn way(&self) -> Across {
         self.trial.unwrap_or(self.usual)
     }
@@ -133,24 +142,24 @@ impl Choice {
         all.find(|way| *way != self.usual && is_here(*way))
     }
 
+    /// The way from here on.
     fn looked(
         &mut self,
         sent: u64,
         next: impl Fn(&Self) -> Option<Across>,
         now: impl Fn() -> Instant,
-    ) {
-        let Some((began, before)) = self.began else {
-            self.began = Some((now(), sent));
-            return;
-        };
-        let bytes = sent - before;
-        if bytes < PERIOD {
-            return;
+    ) -> Across {
+        match self.began {
+            None => self.began = Some((now(), sent)),
+            Some((began, before)) if sent - before >= PERIOD => {
+                let now = now();
+                let took = now.duration_since(began).as_nanos() as u64 * 1000 / (sent - before);
+                self.began = Some((now, sent));
+                self.period(took, next);
+            }
+            Some(_) => {}
         }
-        let now = now();
-        let took = now.duration_since(began).as_nanos() as u64 * 1000 / bytes;
-        self.began = Some((now, sent));
-        self.period(took, next);
+        self.way()
     }
 
     fn period(&mut self, took: u64, next: impl Fn(&Self) -> Option<Across>) {
@@ -222,7 +231,7 @@ mod tests {
     #[test]
     fn the_fastest_way_is_taken_and_left_again() {
         for length in [LEAST, LONG - 1, LONG, 64 << 10] {
-            let mut choice = CopyChoice([Across::Plain; 2].map(Choice::new));
+            let mut choice = CopyChoice::of([Across::Plain; 2]);
             let mut clock = (Instant::now(), 0);
             let mut send = |ns| send(&mut choice, &mut clock, length, ns, 10_000);
             assert!(send([20, 22, 21])[0] > 9_900);
@@ -238,7 +247,7 @@ mod tests {
     #[test]
     fn a_clear_gain_is_seen_soon() {
         for (first, length) in [(Across::Plain, LEAST), (Across::String, LONG)] {
-            let mut choice = CopyChoice([Choice::new(first), Choice::new(first)]);
+            let mut choice = CopyChoice::of([first; 2]);
             let mut clock = (Instant::now(), 0);
             let [plain, _, string] = send(&mut choice, &mut clock, length, [80, 10, 80], 20);
             assert!(plain + string <= 5, "{plain}, {string}");
@@ -267,7 +276,7 @@ mod tests {
         let sent = 9_999 * PERIOD;
         choice.looked_at(4096, sent, next, || start);
         choice.looked_at(4096, sent + PERIOD - 1, next, || start);
-        for choice in &choice.0 {
+        for choice in choice.known.iter().flat_map(|known| &known[..]) {
             assert_eq!((choice.left, choice.trial), (AT_ONCE, None));
         }
         assert_eq!(choice.how(LEAST - 1), Across::Plain);

@@ -27,9 +27,6 @@ const MAGIC: &[u8; 4] = b"wtcp";
 const VERSION: u8 = 3;
 /// A flag: this end wants checksums.
 const CHECKSUMS: u8 = 1;
-/// Bytes in the kernel that it has not sent yet and with which it takes no more: what a short message waits behind. Two of these keep it
-/// sending.
-pub(super) const UNSENT: u32 = 256 << 10;
 /// Bytes of a fragment between processes of one host, where 1 MiB takes some 200 µs: one call for as much keeps the two processors out of each
 /// other's caches, and takes up to a third less time than four (`benches/README.md`, 2026-11-30).
 const FRAGMENT_OF_ONE_HOST: usize = 1 << 20;
@@ -125,10 +122,11 @@ impl TcpConnector {
         })
     }
 
-    fn prepare(&self, socket: &Socket) -> std::io::Result<()> {
+    fn prepare(&self, socket: &Socket, fragment: usize) -> std::io::Result<()> {
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
-        socket.set_tcp_notsent_lowat(UNSENT)?;
+        // With as much in the kernel that it has not sent yet it takes no more, for which a short message would wait as well.
+        socket.set_tcp_notsent_lowat(fragment as u32)?;
         let Some(time) = self.options.keepalive else {
             return Ok(());
         };
@@ -184,9 +182,9 @@ impl Connector for TcpConnector {
         format.checksums &= !channel.is_tls();
         let (socket, session) = channel.take_secured()?;
         let socket = Socket::from(socket);
-        self.prepare(&socket)
-            .map_err(|error| named(Error::io("setting up the socket", error)))?;
         let fragment = fragment(session.is_some(), &peer.identity);
+        self.prepare(&socket, fragment)
+            .map_err(|error| named(Error::io("setting up the socket", error)))?;
         Ok(Connected(Box::new(Established {
             socket,
             session,

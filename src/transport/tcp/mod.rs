@@ -14,7 +14,7 @@
 //!
 //! # Fairness
 //! A socket is one queue. What is in front of a short message: the rest of one fragment in the link (256 KiB; 1 MiB between processes of one
-//! host), 256 KiB in the kernel that have not been sent, and what is on its way or in the receiver's buffer.
+//! host), as much in the kernel that has not been sent, and what is on its way or in the receiver's buffer.
 //!
 //! # Changed bytes
 //! TCP's own checksum has 16 bits, and is often made anew on the way. Where either end asks for it, every frame carries CRC-32 sums of its header,
