@@ -27,7 +27,10 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{EndpointId, MemoryType},
-    util::{copy::copy_slice, slicing::within},
+    util::{
+        copy::{copy_part, copy_slice},
+        slicing::within,
+    },
 };
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
@@ -839,11 +842,11 @@ impl BufferMut {
         match self.list_mut() {
             Some(list) => list.scatter(start, data),
             None => {
-                if let Some(to) = self
-                    .as_mut_slice()
-                    .and_then(|bytes| bytes.get_mut(start..start + data.len()))
-                {
-                    copy_slice(data, to);
+                if let Some(bytes) = self.as_mut_slice() {
+                    let whole = bytes.len();
+                    if let Some(to) = bytes.get_mut(start..start + data.len()) {
+                        copy_part(data, to, whole);
+                    }
                 }
             }
         }
