@@ -138,7 +138,8 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
 
     /// Starts now, to be awaited later or not at all.
     pub fn post(mut self) -> Op<Fetched<B>> {
-        self.begin()
+        let begun = self.begun.take();
+        begun.unwrap_or_else(|| self.begin())
     }
 
     /// What of both the host does not reach.
@@ -223,6 +224,14 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         }
         // It is not queued yet, or has failed, or its deadline has passed.
         let Poll::Ready(copied) = Pin::new(&mut op).poll(cx) else {
+            // That poll may have brought it there, while no waker of this future was known.
+            let is_queued = op.place().and_then(|(handle, key, _)| {
+                let shared = &handle.shared;
+                shared.ask(|engine| engine.ctx().is_queued(key))
+            });
+            if is_queued == Some(true) {
+                return Poll::Ready(Ok(op));
+            }
             copy.begun = Some(op);
             return Poll::Pending;
         };

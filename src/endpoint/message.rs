@@ -291,12 +291,13 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
 
     /// Begins to receive now, to be awaited later.
     pub fn post(mut self) -> Op<AmReceived<B>> {
-        // One or the other is there: a message until the first poll, from then on what it became.
-        let begun = self.begun.take();
-        let Some(op) = begun.or_else(|| self.begin().map(|begun| self.op(begun))) else {
-            unreachable!("neither polled nor with a message")
-        };
-        op
+        if let Some(op) = self.begun.take() {
+            return op;
+        }
+        // Neither is there once it was over in its first poll.
+        let over = || Err(Box::new(Outcome::Done(Err(wrong()))));
+        let begun = self.begin().unwrap_or_else(over);
+        self.op(begun)
     }
 
     fn op(&mut self, begun: Result<OpKey, Box<Outcome>>) -> Op<AmReceived<B>> {

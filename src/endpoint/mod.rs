@@ -19,7 +19,7 @@
 //! | `fence` | fences, flush of all endpoints |
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `attempt` | sends that are tried before they are entered into the table |
-//! | `op` | [`Op`]: an operation that was posted |
+//! | `op` | [`Op`]: an operation that has begun |
 //! | `operation` | what operations come to, and from where their futures learn it |
 //! | `progress` | how far an operation is: [`OpProgress`] |
 //! | `request` | an operation of any verb, from its making to its end |

@@ -1,4 +1,4 @@
-//! An operation that was posted, and what its future holds of it: two words, which functions take and give back in registers. What is stored in parts and moved as
+//! An operation that has begun, as its future holds it, whether it was posted or polled: two words, which functions take and give back in registers. What is stored in parts and moved as
 //! a whole right then waits until all that was stored before it, a copy of kilobytes too, has left the processor.
 //!
 //! ```text

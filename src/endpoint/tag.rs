@@ -727,11 +727,12 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         let Some(key) = key else {
             return Poll::Pending;
         };
+        let handle = self.worker.handle();
         let rare = self.rare.get_or_insert_default();
-        let is_timed = !matches!(rare.deadline, Deadline::None);
-        rare.begun(self.worker.handle(), key, Operation::TagRecv);
-        match is_timed {
-            // The timer starts.
+        // The timer starts.
+        let is_late = rare.deadline.is_over(&handle.shared, cx);
+        rare.begun(handle, key, Operation::TagRecv);
+        match is_late {
             true => self.wait(cx),
             false => Poll::Pending,
         }

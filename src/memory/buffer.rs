@@ -839,14 +839,19 @@ impl BufferMut {
 
     /// Copies `data` to where it belongs, from `start` on, where the host reaches that.
     pub(crate) fn scatter(&mut self, start: usize, data: &[u8]) {
+        self.land(start, data, data.len());
+    }
+
+    /// The same, of `whole` bytes that come in parts.
+    pub(crate) fn land(&mut self, start: usize, data: &[u8], whole: usize) {
         match self.list_mut() {
             Some(list) => list.scatter(start, data),
             None => {
-                if let Some(bytes) = self.as_mut_slice() {
-                    let whole = bytes.len();
-                    if let Some(to) = bytes.get_mut(start..start + data.len()) {
-                        copy_part(data, to, whole);
-                    }
+                if let Some(to) = self
+                    .as_mut_slice()
+                    .and_then(|bytes| bytes.get_mut(start..start + data.len()))
+                {
+                    copy_part(data, to, whole);
                 }
             }
         }

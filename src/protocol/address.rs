@@ -17,7 +17,8 @@ fields! {
     ///
     /// Made by the worker, passed on by any means (a file, a command line, a database), used by another program to connect.
     /// It holds no secret, and it leads to its own worker alone: the worker's id is bound to a key that the worker proves to hold when it
-    /// answers. So it has to be got from somewhere that is trusted, and need not be kept to oneself. It carries a checksum, so that altered bytes are an error and not a wrong destination.
+    /// answers. So it has to be got from somewhere that is trusted, and need not be kept to oneself. It carries a checksum, so that altered
+    /// bytes are an error and not a wrong destination.
     ///
     /// ```text
     /// let text = address.to_string();              // "wharf1-57484144..."

@@ -36,7 +36,7 @@
 //! | `AM_REFUSED` | [`am::credit`] | `u64` bytes: nobody receives that id; messages thrown away, their credits and bytes returned |
 //! | `ATOMIC` | operation of the initiator | [`Atomic`]; answered by `FETCHED`, or by `DONE` when the old value is not asked for |
 //! | `FETCHED` | operation of the initiator | `u64` old value |
-//! | `SIGNAL` | none | [`Signal`]; not answered |
+//! | `SIGNAL` | none | [`Signal`]; not answered. Of 0: wakes who waits |
 //! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
 //! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks, payload of all blocks |
 //! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |

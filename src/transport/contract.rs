@@ -186,7 +186,7 @@ pub trait Link: Send + fmt::Debug {
     }
 
     /// The protocol cuts long payloads of [`Link::am_zcopy`] into fragments of so many bytes, between which short messages have their turn: of as
-    /// many as take 200 µs or less, say. Fewer than 32 KiB count as that. Asked before each.
+    /// many as take 200 µs or less, say. Fewer than 32 KiB count as that, and blocks of a layout are never longer than [`FRAGMENT`]. Asked before each.
     fn fragment(&self) -> usize {
         FRAGMENT
     }

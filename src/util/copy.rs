@@ -29,6 +29,7 @@ const IN_USE: bool = cfg!(not(any(debug_assertions, fuzzing, miri)));
 /// From this length on the loop is used: a shorter copy is made by vectors in the C library too.
 const LOOP: usize = 1024;
 /// Bytes that processors give each other at a time.
+#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 /// From this length on the C library writes past the caches.
 const LONG: usize = 8 << 20;
@@ -119,7 +120,7 @@ pub(crate) enum Across {
 }
 
 impl Across {
-    /// Whether this processor has it, and is known to be at its best with it.
+    /// Whether this processor has it; and for `rep movsb`, whether it is one that is known to do it well.
     pub(crate) fn is_here(self) -> bool {
         match self {
             Self::Plain => true,
@@ -133,10 +134,10 @@ impl Across {
     }
 }
 
-/// As [`copy`], in a way that is here.
+/// As [`copy`], in one of several ways.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`copy`]; and the way [is here](Across::is_here).
 #[inline]
 pub(crate) unsafe fn copy_across(from: *const u8, to: *mut u8, length: usize, how: Across) {
     // SAFETY: the caller's promise.
@@ -151,7 +152,7 @@ pub(crate) unsafe fn copy_across(from: *const u8, to: *mut u8, length: usize, ho
 /// As [`copy_across`], not the plain way.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As there.
 #[inline(never)]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, length: usize, how: Across) {
     #[cfg(target_arch = "x86_64")]
@@ -392,7 +393,7 @@ mod tests {
             match length >= LOOP {
                 // SAFETY: the processor has the vectors; both are that long, and two.
                 true => unsafe { long(source.as_ptr(), target.as_mut_ptr(), length) },
-                false => copy_part(source, target, length % 2 * LONG),
+                false => copy_slice(source, target),
             }
             assert_eq!(to[place..place + length], *source);
             let around = to[..place].iter().chain(&to[place + length..][..32]);

@@ -1,4 +1,4 @@
-//! Deadlines, and what few of the posted operations have besides a place in the table: kept here, as their futures are two words.
+//! Deadlines, and what few operations that have begun have besides a place in the table: kept here, as their futures are two words.
 
 use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
 /// What futures have left here. `None`: it is being polled.
 pub(crate) type Aside = Mutex<Slab<Option<Rare>>>;
 
-/// A posted operation that has a deadline, or ended with more than a value, or has a place that its future has no bits for.
+/// An operation that has a deadline, or ended with more than a value, or has a place that its future has no bits for.
 #[derive(Debug)]
 pub(crate) struct Rare {
     /// `None`: it is in the table no more.

@@ -85,7 +85,7 @@ impl Ctx {
         link: LinkId,
         key: OpKey,
         length: usize,
-    ) -> Result<Option<(&mut BufferMut, &mut usize)>> {
+    ) -> Result<Option<(&mut BufferMut, &mut usize, usize)>> {
         let Some(entry) = self
             .operations
             .named(link, key)
@@ -118,12 +118,12 @@ impl Ctx {
         if length > room {
             return Err(violation("more bytes than announced"));
         }
-        Ok(Some((buffer, got)))
+        Ok(Some((buffer, got, expected)))
     }
 
     /// Where a long one goes.
     fn place_fragment(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Place> {
-        let Some((buffer, got)) = self.landing(link, key, length)? else {
+        let Some((buffer, got, _)) = self.landing(link, key, length)? else {
             return Ok(Place::Discard);
         };
         let run = buffer.host_from_mut(*got);
@@ -311,8 +311,8 @@ impl Movers {
     }
 
     fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
-        if let Some((buffer, got)) = self.ctx.landing(link, key, data.len())? {
-            buffer.scatter(*got, data);
+        if let Some((buffer, got, whole)) = self.ctx.landing(link, key, data.len())? {
+            buffer.land(*got, data, whole);
             *got += data.len();
             self.after_fragment(key);
         }

@@ -6,7 +6,8 @@
 //! put by messages          ─▶ the last PUT carries it; applied when its payload is in place, refused with it
 //! ```
 //!
-//! A `SIGNAL` that could not be applied is remembered by its receiver; `SETTLE`, which a flush sends behind signals, asks for that.
+//! A `SIGNAL` that adds something and could not be applied is remembered by its receiver; `SETTLE`, which a flush sends behind signals, asks for that. One of 0
+//! wakes who waits for a counter that was raised in memory: where that is gone, nobody does.
 
 use std::sync::Arc;
 

@@ -1,17 +1,18 @@
-//! How a sender writes bodies of some KiB into its ring: by what that was seen to take.
+//! How a sender writes bodies of 2 KiB and more into its ring: by what that was seen to take.
 //!
-//! By vectors a line is read from the reader's cache before it is overwritten, by `rep movsb` it is taken over unread, and past the caches it goes to memory, where
-//! its reader finds it (`util::copy`). Which takes less time is the matter of how far the reader's processor is, and of whether it reads at all; a virtual machine's
-//! processors move, and a task may. So the time that passes from one look at the reader's head to another is taken, the other ways are tried now and then, and one
-//! stays if it is clearly faster.
+//! By vectors a line is read from the reader's cache before it is overwritten, by `rep movsb` it is taken over unread, and past the caches it goes to memory,
+//! where its reader finds it (`util::copy`). Which takes less time is the matter of how far the reader's processor is, and of whether it reads at all; a
+//! virtual machine's processors move, and a task may. So the time that passes from one look at the reader's head to another is taken, the other ways are
+//! tried now and then, and one stays if it is clearly faster.
 //!
 //! ```text
-//! the usual way, AT_ONCE or FIRST periods ─▶ another, TRIED periods ─▶ whichever had the shortest period; one that is not the first by an eighth
+//! the usual way, AT_ONCE or FIRST periods ─▶ another, TRIED periods ─▶ whichever had the shortest period;
+//!                                                                     one that is not the first by an eighth
 //! ```
 //! After a trial in vain the next one, of the next way, comes after twice as many periods, up to MOST.
 //!
-//! A period in which the sender had nothing to send, or waited for its reader, is long either way: the shortest ones are compared. Bodies of 8 KiB and more have a
-//! choice of their own: there `rep movsb` is the first way.
+//! A period in which the sender had nothing to send, or waited for its reader, is long either way: the shortest ones are compared. Bodies of 8 KiB and more
+//! have a choice of their own: there `rep movsb` is the first way.
 
 use std::time::Instant;
 
@@ -109,7 +110,7 @@ impl CopyChoice {
         for ((choice, way), lengths) in known.iter_mut().zip(ways).zip(lengths) {
             match lengths.contains(&length) {
                 true => *way = choice.looked(sent, &next, &now),
-                false => choice.began = None,
+                false => *way = choice.interrupted(),
             }
         }
     }
@@ -153,13 +154,23 @@ impl Choice {
             None => self.began = Some((now(), sent)),
             Some((began, before)) if sent - before >= PERIOD => {
                 let now = now();
-                let took = now.duration_since(began).as_nanos() as u64 * 1000 / (sent - before);
+                let took = now.duration_since(began).as_nanos() as u64;
+                let took = took.saturating_mul(1000) / (sent - before);
                 self.began = Some((now, sent));
                 self.period(took, next);
             }
             Some(_) => {}
         }
         self.way()
+    }
+
+    /// A body of another length goes on. A way that may be much worse is not kept until as many of one length have come in a row.
+    fn interrupted(&mut self) -> Across {
+        self.began = None;
+        if self.trial.take().is_some() {
+            self.left = self.pause;
+        }
+        self.usual
     }
 
     fn period(&mut self, took: u64, next: impl Fn(&Self) -> Option<Across>) {
@@ -260,6 +271,21 @@ mod tests {
         for _ in 0..5000 {
             choice.period(7, |choice| choice.next(|way| way == Across::Plain));
             assert_eq!(choice.way(), Across::Plain);
+        }
+    }
+
+    /// However much worse, and whatever comes between.
+    #[test]
+    fn a_trial_ends_with_the_first_body_of_another_length() {
+        for other in [64, LONG] {
+            let mut choice = CopyChoice::of([Across::Plain; 2]);
+            let mut clock = (Instant::now(), 0);
+            while choice.how(LEAST) == Across::Plain {
+                send(&mut choice, &mut clock, LEAST, [10, 80, 80], 1);
+            }
+            let next = |choice: &Choice| choice.next(|_| true);
+            choice.looked_at(other, clock.1, next, || clock.0);
+            assert_eq!(choice.how(LEAST), Across::Plain);
         }
     }
 

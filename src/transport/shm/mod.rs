@@ -19,7 +19,7 @@
 // | `cells` | where a ring lies in a process, and which of its cells are in use |
 // | `ring` | one direction: producer, consumer |
 // | `turns` | when a sender changes its cells, by how it is answered |
-// | `copy_choice` | how a producer writes bodies of a few KiB, by what that takes |
+// | `copy_choice` | how a producer writes bodies of 2 KiB and more, by what that takes |
 // | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
 // | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
 // | `connector` | the handshake that makes and passes the segment |

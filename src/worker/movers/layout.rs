@@ -165,6 +165,9 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
+        if entry.work.layout().is_none() {
+            return;
+        }
         let End {
             length,
             on_device,

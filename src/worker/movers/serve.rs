@@ -239,6 +239,7 @@ impl Movers {
             Some(_) => (control::LAYOUT_DATA, LayoutAnswer::SIZE),
             None => (control::FRAGMENT, 0),
         };
+        // Blocks may be buffered by the other end; what an engine has made is no longer than that anyway.
         let length = ready
             .min(fragment_size(link, &attributes, before))
             .min(FRAGMENT);
