@@ -139,6 +139,18 @@ scenarios! { everywhere, and under TLS on threads:
         }
     }
 
+    /// A receive that was over in its first poll, and is posted then.
+    async fn posted_when_it_is_over(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let (sent, message) = tokio::join!(pair.here.endpoint.am_send(ID, "", "here"), inbox.recv());
+        sent.expect("sent");
+        let mut receive = message.expect("a message").receive(vec![0; 4]);
+        assert_eq!((&mut receive).await.expect("received").buffer, b"here");
+        let error = receive.post().await.expect_err("over");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+
     /// Order is kept among eager and announced ones, with few credits.
     async fn order(way: Way) {
         let pair = way.pair().await;

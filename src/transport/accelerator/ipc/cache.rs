@@ -41,7 +41,7 @@ struct Inner<K: Key, V: Send + Sync + 'static> {
 }
 
 struct State<K: Key, V: Send + Sync + 'static> {
-    entries: HashMap<K, Entry<K, V>>,
+    entries: HashMap<K, Entry<V>>,
     /// What is open or being opened, in `entries` or leased on without being there. Not: what an opening job closes first.
     live: usize,
     /// Counts uses.
@@ -62,12 +62,10 @@ pub(crate) struct Counts {
     pub(crate) live: usize,
 }
 
-enum Entry<K: Key, V: Send + Sync + 'static> {
-    Opening(watch::Receiver<Option<End<K, V>>>),
+enum Entry<V> {
+    Opening(watch::Receiver<Option<Result<()>>>),
     Open { value: Arc<V>, used: u64 },
 }
-
-type End<K, V> = Result<Lease<K, V>>;
 
 /// An entry in use. The last one of an entry that is kept no longer has it closed, on a thread that may block.
 pub(crate) struct Lease<K: Key, V: Send + Sync + 'static> {
@@ -143,13 +141,24 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
                 end
             }
         };
-        // Until the job is gone, not only until it has told: what it holds of the lease would count as a user.
-        while end.changed().await.is_ok() {}
-        let found = end.borrow().clone();
-        drop(end);
-        match found {
-            Some(end) => end,
-            None => Err(not_run()),
+        // Nothing but the cache holds it, so that a job which has told, and is not gone yet, is no user.
+        let told = end.wait_for(Option::is_some).await.map(|end| end.clone());
+        told.ok().flatten().unwrap_or_else(|| Err(not_run()))?;
+        self.lease(key).ok_or_else(|| {
+            let text =
+                "it was closed for others as soon as it was open: all that may be open is in use";
+            Error::new(ErrorKind::Exhausted, text)
+        })
+    }
+
+    /// What was opened just now, if it is open still.
+    fn lease(&self, key: &K) -> Option<Lease<K, V>> {
+        match self.0.state.lock().entries.get(key)? {
+            Entry::Open { value, .. } => Some(Lease {
+                value: Some(Arc::clone(value)),
+                cache: Arc::clone(&self.0),
+            }),
+            Entry::Opening(_) => None,
         }
     }
 
@@ -203,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     pub(crate) fn forget_unless(&self, keep: impl Fn(&K) -> bool) {
         let keys: Vec<K> = {
             let state = self.0.state.lock();
-            let open = |(key, entry): (&K, &Entry<K, V>)| match entry {
+            let open = |(key, entry): (&K, &Entry<V>)| match entry {
                 Entry::Open { value, .. } if Arc::strong_count(value) == 1 => Some(key.clone()),
                 _ => None,
             };
@@ -230,7 +239,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 impl<K: Key, V: Send + Sync + 'static> State<K, V> {
     /// Takes out what `key` supersedes, and the longest unused until there is room for one more; `false`: there is none.
     fn make_room(&mut self, key: &K, limit: usize, out: &mut Vec<Taken<V>>) -> bool {
-        let old = |(other, entry): (&K, &Entry<K, V>)| match entry {
+        let old = |(other, entry): (&K, &Entry<V>)| match entry {
             Entry::Open { .. } if key.supersedes(other) => Some(other.clone()),
             _ => None,
         };
@@ -239,7 +248,7 @@ impl<K: Key, V: Send + Sync + 'static> State<K, V> {
             out.extend(self.take(&other));
         }
         while self.live >= limit {
-            let unused = |(other, entry): (&K, &Entry<K, V>)| match entry {
+            let unused = |(other, entry): (&K, &Entry<V>)| match entry {
                 Entry::Open { value, used } if Arc::strong_count(value) == 1 => {
                     Some((*used, other.clone()))
                 }
@@ -291,15 +300,15 @@ impl<V: Send + Sync + 'static> Taken<V> {
 
 enum Begun<K: Key, V: Send + Sync + 'static> {
     Open(Lease<K, V>),
-    Joined(watch::Receiver<Option<End<K, V>>>),
-    Leads(Job<K, V>, watch::Receiver<Option<End<K, V>>>),
+    Joined(watch::Receiver<Option<Result<()>>>),
+    Leads(Job<K, V>, watch::Receiver<Option<Result<()>>>),
 }
 
 /// An opening under way. One that is dropped undone has failed.
 struct Job<K: Key, V: Send + Sync + 'static> {
     cache: Cache<K, V>,
     key: K,
-    sender: watch::Sender<Option<End<K, V>>>,
+    sender: watch::Sender<Option<Result<()>>>,
     /// To be closed first.
     first: Vec<Taken<V>>,
     done: bool,
@@ -327,17 +336,11 @@ impl<K: Key, V: Send + Sync + 'static> Job<K, V> {
             let state = &mut *state;
             match opened {
                 Ok(value) => {
-                    let value = Arc::new(value);
                     state.clock += 1;
-                    let used = state.clock;
-                    let kept = Arc::clone(&value);
-                    state
-                        .entries
-                        .insert(self.key.clone(), Entry::Open { value: kept, used });
-                    Ok(Lease {
-                        value: Some(value),
-                        cache: Arc::clone(inner),
-                    })
+                    let (value, used) = (Arc::new(value), state.clock);
+                    let open = Entry::Open { value, used };
+                    state.entries.insert(self.key.clone(), open);
+                    Ok(())
                 }
                 Err(error) => {
                     state.entries.remove(&self.key);
