@@ -105,10 +105,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
                 state.clock += 1;
                 *used = state.clock;
                 state.counts.hits += 1;
-                Some(Lease {
-                    value: Some(Arc::clone(value)),
-                    cache: Arc::clone(&self.0),
-                })
+                Some(Lease::of(value, &self.0))
             }
             Entry::Opening(_) => None,
         }
@@ -154,10 +151,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// What was opened just now, if it is open still.
     fn lease(&self, key: &K) -> Option<Lease<K, V>> {
         match self.0.state.lock().entries.get(key)? {
-            Entry::Open { value, .. } => Some(Lease {
-                value: Some(Arc::clone(value)),
-                cache: Arc::clone(&self.0),
-            }),
+            Entry::Open { value, .. } => Some(Lease::of(value, &self.0)),
             Entry::Opening(_) => None,
         }
     }
@@ -171,10 +165,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             Some(Entry::Open { value, used }) => {
                 *used = state.clock;
                 state.counts.hits += 1;
-                return Ok(Begun::Open(Lease {
-                    value: Some(Arc::clone(value)),
-                    cache: Arc::clone(&self.0),
-                }));
+                return Ok(Begun::Open(Lease::of(value, &self.0)));
             }
             Some(Entry::Opening(end)) => {
                 state.counts.hits += 1;
@@ -372,6 +363,14 @@ fn not_run() -> Error {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Lease<K, V> {
+    /// Of an entry, made under the lock.
+    fn of(value: &Arc<V>, cache: &Arc<Inner<K, V>>) -> Self {
+        Self {
+            value: Some(Arc::clone(value)),
+            cache: Arc::clone(cache),
+        }
+    }
+
     /// What is open.
     pub(crate) fn get(&self) -> Option<&V> {
         self.value.as_deref()
