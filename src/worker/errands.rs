@@ -61,8 +61,10 @@ impl Errands for OffLock {
         self.begin(move |shared, worker| {
             let accelerator = shared.context.accelerators()[slot].clone();
             let text = "the opening of the accelerator was broken off";
-            let opening = Tells::new(worker, text, move |engine, opened| {
-                engine.opened(slot, opened)
+            let opening = Tells::new(worker, text, move |engine, opened: Result<Opened>| {
+                engine
+                    .opened(slot, opened.map(Opened::take))
+                    .map(Opened::new)
             });
             let _task = shared.runtime.spawn_blocking(move || {
                 let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
@@ -176,7 +178,28 @@ impl<T, F: FnMut(&mut Engine, Result<T>) -> Option<T>> Drop for Tells<T, F> {
     }
 }
 
-fn open(accelerator: &dyn Accelerator) -> Result<Box<Open>> {
+/// An engine on its way to the worker. One that nobody takes, as the worker has ended meanwhile, is brought to rest like any other.
+struct Opened(Option<Box<Open>>);
+
+impl Opened {
+    fn new(open: Box<Open>) -> Self {
+        Self(Some(open))
+    }
+
+    fn take(mut self) -> Box<Open> {
+        self.0.take().expect("it is taken once")
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(open) = &mut self.0 {
+            open.engine.quiesce(Instant::now() + QUIESCE);
+        }
+    }
+}
+
+fn open(accelerator: &dyn Accelerator) -> Result<Opened> {
     let engine = accelerator.open()?;
     let attributes = engine.attributes();
     let pinned = Pinned::new(
@@ -184,7 +207,7 @@ fn open(accelerator: &dyn Accelerator) -> Result<Box<Open>> {
         attributes.fragment,
         attributes.pageable_from.is_some(),
     );
-    Ok(Box::new(Open::new(engine, pinned)))
+    Ok(Opened::new(Box::new(Open::new(engine, pinned))))
 }
 
 impl Shared {

@@ -11,6 +11,7 @@ use crate::{
     common::{DEVICE, Ends, OTHER, SIZES, bytes, context, context_with, equal, filled},
     fixture::{Way, a_while, pattern, run, run_on_threads},
     support::{
+        LIMIT,
         accelerator::{FRAGMENT, FakeAccelerator, Plan},
         until,
     },
@@ -160,6 +161,30 @@ fn opening_that_fails_is_told_and_tried_again() {
             .expect("open");
         assert_eq!(bytes(&worker, memory.freeze()).await, [1; 100]);
         device.check();
+    });
+}
+
+#[test]
+fn an_engine_that_opens_too_late_is_brought_to_rest() {
+    run(async {
+        for stops in [true, false] {
+            let device = FakeAccelerator::new();
+            device.plan(|plan| plan.stuck_open = true);
+            let (context, worker) = worker(&device);
+            let memory = context.allocate_on(DEVICE, 100).await.expect("memory");
+            let begun =
+                tokio::time::timeout(Duration::from_millis(20), worker.copy(vec![1; 100], memory));
+            assert!(begun.await.is_err(), "it waits for the engine");
+            if stops {
+                worker.shutdown(LIMIT).await.expect("shut down");
+            } else {
+                drop(worker);
+            }
+            drop(context);
+            device.plan(|plan| plan.stuck_open = false);
+            until("the engine", || device.opened() == 1).await;
+            device.check_freed();
+        }
     });
 }
 

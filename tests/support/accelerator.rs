@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) lose: Option<usize>,
     /// How often opening fails.
     pub(crate) fail_open: usize,
+    /// No engine opens before this is taken back.
+    pub(crate) stuck_open: bool,
     /// No copy ends before this is taken back.
     pub(crate) stuck: bool,
     /// No export ends before this is taken back.
@@ -66,6 +68,7 @@ impl Default for Plan {
             fail: Vec::new(),
             lose: None,
             fail_open: 0,
+            stuck_open: false,
             stuck: false,
             stuck_export: false,
             no_pinned: false,
@@ -308,6 +311,9 @@ impl Accelerator for FakeAccelerator {
         // Long enough to be seen by whoever waits for it.
         takes(Duration::from_millis(2));
         let mut plan = self.0.plan.lock();
+        while plan.stuck_open {
+            self.0.changed.wait(&mut plan);
+        }
         if plan.fail_open > 0 {
             plan.fail_open -= 1;
             return Err(Error::new(ErrorKind::Io, "the engine does not start"));
