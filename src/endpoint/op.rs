@@ -42,9 +42,7 @@ use super::operation::{Completion, Front, Settled, poll_place};
 #[must_use = "an operation that is dropped detaches; await it to learn how it ended"]
 #[doc(alias(
     "ucp_request_param_t",
-    "ucp_request_check_status",
     "ucp_request_test",
-    "ucp_request_is_completed",
     "ucp_request_free",
     "ucp_request_release",
     "ucp_request_alloc",
@@ -239,6 +237,46 @@ impl<T: Completion> Op<T> {
             Place::Over => {}
         }
         self
+    }
+
+    /// Whether it has ended, so that awaiting it waits for nothing: often, what went into a ring or into mapped memory has when it is posted. It is
+    /// a look, and moves nothing along.
+    ///
+    /// ```
+    /// # async fn run() -> wharf::Result<()> {
+    /// # use std::collections::VecDeque;
+    /// # use wharf::Tag;
+    /// # let worker = wharf::Worker::new(&wharf::Context::builder().transports("self")?.build()?)?;
+    /// # let endpoint = worker.connect(&worker.address()?).await?;
+    /// # let receive = worker.tag_recv(Tag(1), vec![0; 6]).post();
+    /// let mut under_way = VecDeque::new();
+    /// let op = endpoint.tag_send(Tag(1), "hello").post()?;
+    /// if !op.is_finished() {
+    ///     under_way.push_back(op); // to be awaited when as many are under way as shall be
+    /// } else {
+    ///     op.await?;
+    /// }
+    /// # for op in under_way { op.await?; }
+    /// # receive.await?;
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+    /// ```
+    #[inline]
+    #[must_use]
+    #[doc(alias("ucp_request_is_completed", "ucp_request_check_status"))]
+    pub fn is_finished(&self) -> bool {
+        self.handle.is_none() || self.has_ended()
+    }
+
+    #[inline(never)]
+    fn has_ended(&self) -> bool {
+        let Some((handle, key, _)) = self.place() else {
+            return true;
+        };
+        let is_over = handle.shared.ask(|engine| engine.core.is_over(key));
+        // In a child made by `fork` all have ended, by an error.
+        is_over.unwrap_or(true)
     }
 
     /// Stops the operation if it can still be stopped, and resolves to what happened: its result, or an error of kind `Canceled`.

@@ -37,7 +37,8 @@
 //!
 //! | UCX | here |
 //! |---|---|
-//! | a request, `ucp_request_check_status`, `_test`, callbacks | a future; [`Op`](crate::Op) when it was posted |
+//! | a request, `_test`, callbacks | a future; [`Op`](crate::Op) when it was posted |
+//! | `NULL` instead of a request, `ucp_request_check_status` | [`Op::is_finished`](crate::Op::is_finished) |
 //! | `ucp_request_free` under way | dropping the future. The operation owns its memory, so this is sound |
 //! | `ucp_request_cancel` | [`Op::cancel`](crate::Op::cancel), for every operation, and it says what happened |
 //! | `ucp_request_param_t::memory_type` | the buffer knows |

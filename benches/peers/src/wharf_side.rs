@@ -661,8 +661,11 @@ impl Window {
         Self { posted, limit }
     }
 
-    /// The oldest, which is to be waited for, when the window is full.
+    /// The one that is to be waited for: this one, if it is over, as UCX tells without a request to wait for; or the oldest, when the window is full.
     fn add(&mut self, operation: Op<()>) -> Option<Op<()>> {
+        if operation.is_finished() {
+            return Some(operation);
+        }
         self.posted.push_back(operation);
         match self.posted.len() >= self.limit {
             true => self.posted.pop_front(),
