@@ -29,8 +29,8 @@ const LEAST: usize = 16 << 10;
 pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
 /// Longer ones always are: a trial would take long.
 const LONGEST: usize = 64 << 20;
-/// Such take a millisecond and more. A way that is several times as slow costs a stream of them most while it is tried, so it is tried later, ends
-/// earlier, and its first run counts: what that finds untouched is little beside such a message.
+/// Such take a millisecond and more. A way that is several times as slow costs a stream of them most while it is taken, be it as the usual one or on trial:
+/// the other is tried after the first run, a bad trial ends earlier, and the first run of either counts: what that finds untouched is little beside such a message.
 const LONG: usize = 4 << 20;
 /// Bytes of a run, within its bounds in messages.
 const RUN: usize = 8 << 20;
@@ -118,7 +118,7 @@ impl Class {
             earlier: 0,
             ended: 0,
             timed: None,
-            rest: if length >= LONG { SOON / 2 } else { 2 },
+            rest: if length >= LONG { 1 } else { 2 },
             pause: SOON,
         }
     }
