@@ -1,6 +1,6 @@
 //! What a cache may keep.
 
-use std::fs;
+use std::{fs, sync::LazyLock};
 
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -111,15 +111,16 @@ impl RegistrationCacheOptions {
     }
 }
 
-/// A quarter of the memory, or four fifths of what this process may lock.
-/// A quarter of the memory: for what `RLIMIT_MEMLOCK` does not count.
+/// A quarter of the memory: for what `RLIMIT_MEMLOCK` does not count. Looked up once: defaults are asked for by every option of every context.
 pub(crate) fn quarter_of_memory() -> u64 {
-    match fs::read_to_string("/proc/meminfo") {
-        Ok(text) => memory_total(&text).map_or(1 << 30, |bytes| bytes / 4),
-        Err(_) => 1 << 30,
-    }
+    static QUARTER: LazyLock<u64> = LazyLock::new(|| {
+        let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        memory_total(&text).map_or(1 << 30, |bytes| bytes / 4)
+    });
+    *QUARTER
 }
 
+/// A quarter of the memory, or four fifths of what this process may lock.
 fn default_max_bytes() -> u64 {
     let quarter = quarter_of_memory();
     match getrlimit(Resource::RLIMIT_MEMLOCK) {
