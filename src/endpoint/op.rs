@@ -239,7 +239,7 @@ impl<T: Completion> Op<T> {
         self
     }
 
-    /// Whether it has ended, so that awaiting it waits for nothing: often, what went into a ring or into mapped memory has when it is posted. It is
+    /// Whether it has ended, so that awaiting it waits for nothing but a turn of other tasks: often, what went into a ring or into mapped memory has when it is posted. It is
     /// a look, and moves nothing along.
     ///
     /// ```
@@ -275,7 +275,7 @@ impl<T: Completion> Op<T> {
             return true;
         };
         let is_over = handle.shared.ask(|engine| engine.core.is_over(key));
-        // In a child made by `fork` all have ended, by an error.
+        // In a child made by `fork` none waits.
         is_over.unwrap_or(true)
     }
 

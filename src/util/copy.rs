@@ -23,6 +23,8 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
 
 use bytes::BufMut;
 
@@ -211,9 +213,7 @@ unsafe fn past_caches(from: *const u8, to: *mut u8, length: usize) {
 unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
     {
-        // Zen 5 is the first of AMD's that has these, and moves the wide vectors in one piece.
-        let whole = is_x86_feature_detected!("avx512vp2intersect");
-        if whole && is_x86_feature_detected!("avx512f") {
+        if *BY_WIDE && is_x86_feature_detected!("avx512f") {
             // SAFETY: the caller's promise; the processor has the vectors, and there are no fewer bytes than the loop takes at a time.
             return unsafe { by_wide_vectors(from, to, length) };
         }
@@ -226,15 +226,26 @@ unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
     unsafe { ptr::copy_nonoverlapping(from, to, length) }
 }
 
-/// Whether [`by_string`] is at its best: AMD's processors from the one on that brought this instruction (Zen 4). Others have not been looked at.
+/// A processor of AMD's.
 #[cfg(target_arch = "x86_64")]
-static BY_STRING: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+fn is_amd() -> bool {
     // SAFETY: every processor with 64 bits has it. Later compilers know.
     #[allow(unused_unsafe)]
     let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-    name.as_flattened() == b"AuthenticAMD" && is_x86_feature_detected!("avx512vbmi2")
-});
+    name.as_flattened() == b"AuthenticAMD"
+}
+
+/// Whether [`by_string`] is at its best: AMD's processors from the one on that brought this instruction (Zen 4). Others have not been looked at.
+#[cfg(target_arch = "x86_64")]
+static BY_STRING: LazyLock<bool> =
+    LazyLock::new(|| is_amd() && is_x86_feature_detected!("avx512vbmi2"));
+
+/// Whether [`by_wide_vectors`] is: AMD's from the one on that brought this instruction (Zen 5; those of its family that move such vectors in halves have not
+/// been looked at).
+#[cfg(target_arch = "x86_64")]
+static BY_WIDE: LazyLock<bool> =
+    LazyLock::new(|| is_amd() && is_x86_feature_detected!("avx512vp2intersect"));
 
 /// Copies by one instruction.
 ///

@@ -9,7 +9,7 @@ use wharf::{BufferList, BufferMut, OpProgress, Transferred};
 use crate::{
     fixture::{Pair, Way, run, run_on_threads},
     rma::{BOTH, exposed},
-    support::{all_are, until},
+    support::{LIMIT, all_are, until},
 };
 
 const LENGTH: usize = 24 << 20;
@@ -58,13 +58,18 @@ scenarios! { between workers:
     async fn what_is_finished_is_told_without_waiting(way: Way) {
         let pair = way.pair().await;
         let (here, there) = (&pair.here, &pair.there);
-        let receive = there.worker.tag_recv(1, vec![0; 100]).post();
-        assert!(!receive.is_finished(), "no message has come");
-        let send = here.endpoint.tag_send(1, vec![7; 100]).post().expect("posted");
-        until("the message", || send.is_finished() && receive.is_finished()).await;
-        send.now_or_never().expect("at once").expect("sent");
-        let received = receive.now_or_never().expect("at once").expect("received");
-        assert!(all_are(&received.buffer, 7));
+        for limited in [false, true] {
+            let mut receive = there.worker.tag_recv(1, vec![0; 100]).post();
+            if limited {
+                receive = receive.deadline(LIMIT);
+            }
+            assert!(!receive.is_finished(), "no message has come");
+            let send = here.endpoint.tag_send(1, vec![7; 100]).post().expect("posted");
+            until("the message", || send.is_finished() && receive.is_finished()).await;
+            send.now_or_never().expect("at once").expect("sent");
+            let received = receive.now_or_never().expect("at once").expect("received");
+            assert!(all_are(&received.buffer, 7));
+        }
         let (_region, remote) = exposed(&pair, vec![0; LENGTH], BOTH).await;
         let put = here.endpoint.put(vec![7; LENGTH], remote.clone()).post().expect("posted");
         until("the put", || put.is_finished()).await;

@@ -311,8 +311,9 @@ impl Accelerator for FakeAccelerator {
         // Long enough to be seen by whoever waits for it.
         takes(Duration::from_millis(2));
         let mut plan = self.0.plan.lock();
-        while plan.stuck_open {
-            self.0.changed.wait(&mut plan);
+        let end = Instant::now() + super::LIMIT;
+        while plan.stuck_open && Instant::now() < end {
+            self.0.changed.wait_for(&mut plan, Duration::from_millis(1));
         }
         if plan.fail_open > 0 {
             plan.fail_open -= 1;

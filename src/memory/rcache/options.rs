@@ -1,6 +1,6 @@
 //! What a cache may keep.
 
-use std::{fs, sync::LazyLock};
+use std::{fs, sync::OnceLock};
 
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -113,11 +113,12 @@ impl RegistrationCacheOptions {
 
 /// A quarter of the memory: for what `RLIMIT_MEMLOCK` does not count. Looked up once: defaults are asked for by every option of every context.
 pub(crate) fn quarter_of_memory() -> u64 {
-    static QUARTER: LazyLock<u64> = LazyLock::new(|| {
-        let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        memory_total(&text).map_or(1 << 30, |bytes| bytes / 4)
+    static TOTAL: OnceLock<u64> = OnceLock::new();
+    let total = TOTAL.get().copied().or_else(|| {
+        let text = fs::read_to_string("/proc/meminfo").ok()?;
+        memory_total(&text).map(|bytes| *TOTAL.get_or_init(|| bytes))
     });
-    *QUARTER
+    total.map_or(1 << 30, |bytes| bytes / 4)
 }
 
 /// A quarter of the memory, or four fifths of what this process may lock.

@@ -502,6 +502,18 @@ mod tests {
         }
     }
 
+    /// And where it takes a quarter of the time, soon found: after the message that begins the timing, a run, and what is under way then. Trials of the first way
+    /// follow, as above.
+    #[test]
+    fn long_ones_find_the_better_way_soon() {
+        for (window, turns) in [(1, false), (2, false), (2, true), (4, true)] {
+            let mut sim = Sim::new(16 << 20, [2000, 8000], window, turns);
+            let worse = sim.send(200);
+            let most = 1 + FEWEST.max(TURNS * (window - 1)) + window + 3 * window;
+            assert!(worse <= most, "{worse}, {window} at a time, {turns}");
+        }
+    }
+
     #[test]
     fn a_way_that_became_faster_is_found() {
         for (length, window, turns) in shapes() {
