@@ -597,32 +597,37 @@ scenarios! { everywhere:
     }
 }
 
-/// The segments shared by two workers in which eight bytes of this descriptor lie that are no small number: its key.
-fn segments_with_key(descriptor: &[u8]) -> BTreeSet<String> {
+/// The segments shared by two workers in which eight bytes of this descriptor lie that are no small number, nor those of another one: its key.
+fn segments_with_key(descriptor: &[u8], other: &[u8]) -> BTreeSet<String> {
     let keys: BTreeSet<&[u8]> = descriptor
         .windows(8)
         .filter(|window| window.iter().filter(|byte| **byte != 0).count() > 6)
+        .filter(|window| other.windows(8).all(|known| known != *window))
         .collect();
+    assert!(!keys.is_empty(), "a key is no small number");
     let memory = File::open("/proc/self/mem").expect("own memory");
-    let maps = read_to_string("/proc/self/maps").expect("own mappings");
-    let mut found = BTreeSet::new();
-    for line in maps
+    let maps = || read_to_string("/proc/self/maps").expect("own mappings");
+    let before = maps();
+    let mut found = Vec::new();
+    for line in before
         .lines()
         .filter(|line| line.contains("memfd:wharf-pair"))
     {
-        let mut fields = line.split_whitespace();
-        let range = fields.next().expect("a range");
+        let range = line.split_whitespace().next().expect("a range");
         let (start, end) = range.split_once('-').expect("two ends");
         let [start, end] = [start, end].map(|end| u64::from_str_radix(end, 16).expect("hex"));
         let mut bytes = vec![0; (end - start) as usize];
-        // Those of other tests may be gone meanwhile.
         if memory.read_exact_at(&mut bytes, start).is_ok()
             && bytes.chunks_exact(8).any(|word| keys.contains(word))
         {
-            found.insert(fields.nth(3).expect("an inode").to_owned());
+            found.push(line);
         }
     }
-    found
+    // Those of other tests may be gone meanwhile, and something else of this process, which knows the key, may lie there.
+    let after = maps();
+    found.retain(|line| after.lines().any(|still| still == *line));
+    let inode = |line: &str| line.split_whitespace().nth(4).expect("an inode").to_owned();
+    found.into_iter().map(inode).collect()
 }
 
 /// What a peer shares with this process says nothing of regions whose descriptor it was not given.
@@ -642,7 +647,11 @@ fn no_peer_finds_the_key_of_a_region_that_it_was_not_given() {
             (worker, ends)
         };
         let descriptor = region.descriptor().expect("a descriptor").to_bytes();
-        let found = segments_with_key(&descriptor);
+        let other = memory(&holder.there, true, 4096).await;
+        let other = holder.there.context.expose(other, BOTH).await;
+        let other = other.expect("exposed").descriptor();
+        let other = other.expect("a descriptor").to_bytes();
+        let found = segments_with_key(&descriptor, &other);
         assert!(found.is_empty(), "the key lies open in {found:?}");
         let remote = holder
             .here
@@ -654,7 +663,7 @@ fn no_peer_finds_the_key_of_a_region_that_it_was_not_given() {
             put.await.expect("put");
         }
         assert_eq!(content(&region), [7; 4096]);
-        let found = segments_with_key(&descriptor);
+        let found = segments_with_key(&descriptor, &other);
         assert_eq!(found.len(), 1, "the holder's, and no other");
         drop(stranger);
     });
