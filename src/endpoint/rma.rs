@@ -272,16 +272,9 @@ impl Putting<'_> {
         };
         operations::Put {
             layout,
-            buffer,
-            region: (target.slot, target.generation),
-            offset: target.offset,
-            next: 0,
             local: self.local,
-            acknowledged: false,
-            slot: None,
             signal: signal.map(Box::new),
-            signal_due: false,
-            announced: false,
+            ..operations::Put::new(buffer, (target.slot, target.generation), target.offset)
         }
     }
 
@@ -528,13 +521,8 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
         let listed = buffer.is_list() && !buffer.is_on_device();
         let layout = self.remote.plan(listed, buffer.len());
         let get = operations::Get {
-            buffer,
             layout,
-            pull: None,
-            region: (target.slot, target.generation),
-            offset: target.offset,
-            got: 0,
-            slot: None,
+            ..operations::Get::new(buffer, (target.slot, target.generation), target.offset)
         };
         if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;

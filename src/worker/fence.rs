@@ -96,19 +96,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::worker) fn put(length: usize) -> Put {
-        Put {
-            buffer: Buffer::from(vec![1; length]),
-            region: (0, 1),
-            offset: 0,
-            next: 0,
-            local: false,
-            acknowledged: false,
-            slot: None,
-            signal: None,
-            signal_due: false,
-            layout: None,
-            announced: false,
-        }
+        Put::new(Buffer::from(vec![1; length]), (0, 1), 0)
     }
 
     pub(in crate::worker) fn target(on_device: bool) -> Target {
@@ -210,15 +198,7 @@ pub(super) mod tests {
                 }
                 2 => self.core.movers.ctx.start_signal(LINK, signal()),
                 3 => {
-                    let get = Get {
-                        buffer: BufferMut::from(vec![0; 8]),
-                        region: (0, 1),
-                        offset: 0,
-                        got: 0,
-                        slot: None,
-                        layout: None,
-                        pull: None,
-                    };
+                    let get = Get::new(BufferMut::from(vec![0; 8]), (0, 1), 0);
                     self.core
                         .movers
                         .start_run(LINK, target(false), Work::Get(get), normal, None)

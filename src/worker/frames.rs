@@ -472,15 +472,7 @@ fn memory_taken_back_is_touched_no_more() {
 #[test]
 fn bytes_for_what_is_copied_here_are_refused() {
     let mut bed = Bed::new(100);
-    let get = operations::Get {
-        pull: None,
-        buffer: BufferMut::from(vec![0; 16]),
-        region: (0, 1),
-        offset: 0,
-        got: 0,
-        slot: None,
-        layout: None,
-    };
+    let get = operations::Get::new(BufferMut::from(vec![0; 16]), (0, 1), 0);
     let key = bed
         .core
         .movers

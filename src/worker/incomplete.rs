@@ -57,13 +57,8 @@ fn matched(core: &mut Core, link: LinkId, buffer: BufferMut, rts: Rts) -> OpKey 
 
 fn get(core: &mut Core, length: usize, layout: Option<Box<Plan>>) -> OpKey {
     let get = Get {
-        buffer: canary(length),
-        region: (0, 1),
-        offset: 0,
-        got: 0,
-        slot: None,
         layout,
-        pull: None,
+        ..Get::new(canary(length), (0, 1), 0)
     };
     match get.layout.is_some() {
         true => core
@@ -390,17 +385,8 @@ fn a_put_and_a_send() {
     for copies in [0, 1] {
         let mut bed = Bed::new(0);
         let put = Put {
-            buffer: vec![1; 100].into(),
-            region: (0, 1),
-            offset: 0,
             next: 40,
-            local: false,
-            acknowledged: false,
-            slot: None,
-            signal: None,
-            signal_due: false,
-            layout: None,
-            announced: false,
+            ..Put::new(vec![1; 100].into(), (0, 1), 0)
         };
         let work = Work::Put(put);
         let key = bed

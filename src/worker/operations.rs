@@ -292,20 +292,29 @@ pub(crate) struct Put {
 }
 
 impl Put {
-    /// No bytes, and a signal behind them.
-    pub(crate) fn of_nothing(signal: Signal) -> Self {
+    /// All of the buffer, into a run of this region that begins there.
+    pub(crate) fn new(buffer: Buffer, region: (u32, u64), offset: u64) -> Self {
         Self {
-            buffer: Buffer::new(),
-            region: (signal.slot, signal.generation),
-            offset: signal.offset,
+            buffer,
+            region,
+            offset,
             next: 0,
             local: false,
             acknowledged: false,
             slot: None,
-            signal: Some(Box::new(signal)),
+            signal: None,
             signal_due: false,
             layout: None,
             announced: false,
+        }
+    }
+
+    /// No bytes, and a signal behind them.
+    pub(crate) fn of_nothing(signal: Signal) -> Self {
+        let region = (signal.slot, signal.generation);
+        Self {
+            signal: Some(Box::new(signal)),
+            ..Self::new(Buffer::new(), region, signal.offset)
         }
     }
 }
@@ -320,6 +329,21 @@ pub(crate) struct Get {
     pub(crate) layout: Option<Box<Plan>>,
     /// The announced operation of the peer that it is a part of, rather than of a region.
     pub(crate) pull: Option<u64>,
+}
+
+impl Get {
+    /// All of the buffer, out of a run of this region that begins there.
+    pub(crate) fn new(buffer: BufferMut, region: (u32, u64), offset: u64) -> Self {
+        Self {
+            buffer,
+            region,
+            offset,
+            got: 0,
+            slot: None,
+            layout: None,
+            pull: None,
+        }
+    }
 }
 
 /// An atomic operation on a word of the peer's, or the question what became of signals.

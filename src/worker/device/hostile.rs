@@ -107,19 +107,7 @@ fn parts_of_what_was_announced_are_served_and_nothing_else() {
         bed.expect_violation(control::PULL, other.0, &pull(0, 1));
         bed.core.movers.ctx.failures.clear();
     }
-    let put = Put {
-        buffer: bytes.into(),
-        region: (0, 1),
-        offset: 0,
-        next: 0,
-        local: false,
-        acknowledged: false,
-        slot: None,
-        signal: None,
-        signal_due: false,
-        layout: None,
-        announced: false,
-    };
+    let put = Put::new(bytes.into(), (0, 1), 0);
     let put = bed
         .core
         .movers
@@ -240,15 +228,7 @@ fn nothing_lands_in_device_memory() {
             .outcome
             .is_none()
     );
-    let get = Get {
-        buffer: device(4096),
-        region: (0, 1),
-        offset: 0,
-        got: 0,
-        slot: None,
-        layout: None,
-        pull: None,
-    };
+    let get = Get::new(device(4096), (0, 1), 0);
     let get = bed
         .core
         .movers
@@ -444,17 +424,8 @@ fn put_list(bed: &mut Bed, count: usize) -> (OpKey, Vec<u8>) {
     };
     let bytes: Vec<u8> = (0..count).map(|index| index as u8).collect();
     let put = Put {
-        buffer: bytes.clone().into(),
-        region: (3, 4),
-        offset: 100,
-        next: 0,
-        local: false,
-        acknowledged: false,
-        slot: None,
-        signal: None,
-        signal_due: false,
         layout: Some(Box::new(Plan::new(target, 2 * count, shape.into()))),
-        announced: false,
+        ..Put::new(bytes.clone().into(), (3, 4), 100)
     };
     bed.core.movers.ctx.peer(LINK).expect("alive").posted += 1;
     let key = bed
@@ -579,13 +550,8 @@ fn answers_are_held_to_the_part() {
         assert!(whole.part(19).is_none());
         let part = whole.part(20).expect("cut");
         let get = Get {
-            buffer: vec![0; 10].into(),
-            region: (3, 4),
-            offset: 0,
-            got: 0,
-            slot: None,
             layout: Some(part),
-            pull: None,
+            ..Get::new(vec![0; 10].into(), (3, 4), 0)
         };
         let key = bed
             .core

@@ -249,13 +249,13 @@ impl Movers {
                 _ => return,
             };
             let get = Get {
-                buffer: whole(&fragment, length),
-                region: target.map_or((0, 0), |target| (target.slot, target.generation)),
-                offset,
-                got: 0,
-                slot: None,
                 layout,
                 pull,
+                ..Get::new(
+                    whole(&fragment, length),
+                    target.map_or((0, 0), |target| (target.slot, target.generation)),
+                    offset,
+                )
             };
             self.start_part(link, (key, part), priority, Work::Get(get), target);
         }

@@ -70,17 +70,8 @@ impl Movers {
         // SAFETY: a fragment is at least that long and initialised, and nothing writes it until the part is over.
         let buffer = unsafe { Buffer::from_raw(address, length, fragment) };
         let put = Put {
-            buffer,
-            region: (target.slot, target.generation),
-            offset: target.offset,
-            next: 0,
-            local: false,
-            acknowledged: false,
-            slot: None,
-            signal: None,
-            signal_due: false,
             layout,
-            announced: false,
+            ..Put::new(buffer, (target.slot, target.generation), target.offset)
         };
         self.start_part(link, (key, id), priority, Work::Put(put), Some(target));
     }
