@@ -160,3 +160,15 @@ fn logs_are_heard() {
     logs.expect_one_warning(&["wharf::test", "slow path", "reason=5"]);
     assert_eq!(logs.lines().len(), 2);
 }
+
+#[test]
+fn logs_are_heard_that_another_thread_was_the_first_to_write() {
+    fn log() {
+        tracing::warn!("it is late");
+    }
+    let logs = Logs::of_this_thread();
+    std::thread::spawn(log).join().expect("it logs");
+    logs.expect_no_warning();
+    log();
+    logs.expect_one_warning(&["it is late"]);
+}

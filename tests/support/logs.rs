@@ -1,9 +1,12 @@
 //! What the crate logged, for tests that demand or forbid a warning.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, LazyLock},
+};
 
 use parking_lot::Mutex;
-use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, subscriber::DefaultGuard};
 
 /// The lines that were logged since it was made, as `LEVEL target: message`.
 #[derive(Default)]
@@ -12,9 +15,15 @@ pub(crate) struct Logs {
     guard: Option<DefaultGuard>,
 }
 
+/// While there is one subscriber alone, what a thread without one is the first to log is taken for what nobody wants, on any thread, until another subscriber
+/// comes (`tracing-core` 0.1.36, `Rebuilder::JustOne`). So there are two.
+static NEVER_ALONE: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(Logs::default().subscriber()));
+
 impl Logs {
     /// Captures what this thread logs, until it is dropped. With a `current_thread` runtime that is all that a test does.
     pub(crate) fn of_this_thread() -> Self {
+        LazyLock::force(&NEVER_ALONE);
         let mut logs = Self::default();
         logs.guard = Some(tracing::subscriber::set_default(logs.subscriber()));
         logs
