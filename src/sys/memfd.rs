@@ -15,7 +15,6 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
-    sync::Arc,
 };
 
 use nix::{
@@ -338,40 +337,6 @@ impl Drop for Mapping {
         // SAFETY: `new` mapped exactly this range, and nothing borrows from a value that is being dropped.
         let result = unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
         debug_assert_eq!(result, 0, "munmap of an own mapping");
-    }
-}
-
-/// A mapping, and beside it where it may be written: for who looks there before every few bytes.
-#[derive(Debug)]
-pub(crate) struct View {
-    address: NonNull<u8>,
-    /// 0 where it may not be written.
-    len: usize,
-    mapping: Arc<Mapping>,
-}
-
-// SAFETY: as for a mapping, which it keeps.
-unsafe impl Send for View {}
-
-impl View {
-    pub(crate) fn new(mapping: Mapping) -> Self {
-        Self {
-            address: mapping.address,
-            len: if mapping.is_writable { mapping.len } else { 0 },
-            mapping: Arc::new(mapping),
-        }
-    }
-
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
-    }
-
-    /// The address of so many bytes that are written, if they are in it.
-    #[inline(always)]
-    pub(crate) fn within(&self, offset: u64, length: usize) -> Option<*mut u8> {
-        let start = usize::try_from(offset).ok()?;
-        let fits = start.checked_add(length)? <= self.len;
-        fits.then(|| self.address.as_ptr().wrapping_add(start))
     }
 }
 

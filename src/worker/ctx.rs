@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::{BufferMut, region::RegionTable},
     protocol::{control, ledger::Ledger, matching::Arrival as Order, plan, window::eager_cost},
-    sys::memfd::{Mapping, View},
+    sys::memfd::Mapping,
     trace,
     types::{EndpointId, LinkId, OpKey},
     util::copy::copy_slice,
@@ -472,7 +472,7 @@ impl Ctx {
         if let Some(one_copy) = self.one_copy(link) {
             one_copy.told.asked.retain(|asked| *asked != segment);
             one_copy.make_room(mapping.len());
-            one_copy.mapped.push((segment, View::new(mapping)));
+            one_copy.mapped.push((segment, Arc::new(mapping)));
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
         thresholds::Lending,
         window::{ReceiveWindow, SHORT, SendWindow, Terms, eager_cost, eager_need},
     },
-    sys::memfd::{Mapping, View},
+    sys::memfd::Mapping,
     transport::{
         Link, LinkAttributes, Pair, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback,
     },
@@ -55,7 +55,7 @@ pub(crate) struct OneCopy {
     pub(crate) pair: Arc<Pair>,
     pub(crate) cma: Option<CmaPeer>,
     /// Segments of the peer that are mapped here, the newest last.
-    pub(crate) mapped: Vec<(u64, View)>,
+    pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
     pub(crate) told: Told,
     pub(crate) ways: Ways,
 }
@@ -191,43 +191,38 @@ impl OneCopy {
 
     /// Lets go of the oldest mappings until there is room for another of `length` bytes.
     pub(crate) fn make_room(&mut self, length: usize) {
-        let mut bytes: usize = self
-            .mapped
-            .iter()
-            .map(|(_, view)| view.mapping().len())
-            .sum();
+        let mut bytes: usize = self.mapped.iter().map(|(_, mapping)| mapping.len()).sum();
         while let Some((_, oldest)) = self.mapped.first()
             && (self.mapped.len() >= Self::MAX_MAPPED || bytes + length > Self::MAX_MAPPED_BYTES)
         {
-            bytes -= oldest.mapping().len();
+            bytes -= oldest.len();
             self.mapped.remove(0);
         }
     }
 
-    /// As [`view`](Self::view), of a segment that was found in this place the last time.
+    /// As [`mapping`](Self::mapping), of a segment that was found in this place the last time.
     #[inline(always)]
-    pub(crate) fn view_near(&self, segment: u64, place: &AtomicU32) -> Option<&View> {
+    pub(crate) fn mapping_near(&self, segment: u64, place: &AtomicU32) -> Option<&Mapping> {
         match self.mapped.get(place.load(Relaxed) as usize) {
-            Some((id, view)) if *id == segment => Some(view),
-            _ => self.view_elsewhere(segment, place),
+            Some((id, mapping)) if *id == segment => Some(mapping),
+            _ => self.mapping_elsewhere(segment, place),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn view_elsewhere(&self, segment: u64, place: &AtomicU32) -> Option<&View> {
+    fn mapping_elsewhere(&self, segment: u64, place: &AtomicU32) -> Option<&Mapping> {
         let index = self.mapped.iter().rposition(|(id, _)| *id == segment)?;
         place.store(index as u32, Relaxed);
         Some(&self.mapped[index].1)
     }
 
-    pub(crate) fn view(&self, segment: u64) -> Option<&View> {
-        let (_, view) = self.mapped.iter().rfind(|(id, _)| *id == segment)?;
-        Some(view)
-    }
-
     pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {
-        self.view(segment).map(View::mapping)
+        self.mapped
+            .iter()
+            .rev()
+            .find(|(id, _)| *id == segment)
+            .map(|(_, mapping)| mapping)
     }
 }
 

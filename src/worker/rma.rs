@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::{
     protocol::{control::Signal, plan::CHUNK},
+    sys::memfd::Mapping,
     transport::Pair,
     types::Width,
 };
@@ -73,6 +74,14 @@ pub(in crate::worker) fn ends(local: *mut u8, remote: *mut u8, pull: bool) -> (*
         true => (remote.cast_const(), local),
         false => (local.cast_const(), remote),
     }
+}
+
+/// The address of `length` bytes of a mapping, which must not be sealed against writing: such a one is no exposed memory.
+#[inline(always)]
+pub(in crate::worker) fn within(mapping: &Mapping, offset: u64, length: usize) -> Option<*mut u8> {
+    let start = usize::try_from(offset).ok()?;
+    let fits = mapping.is_writable() && start.checked_add(length)? <= mapping.len();
+    fits.then(|| mapping.as_ptr().wrapping_add(start))
 }
 
 pub(in crate::worker) fn what(pull: bool) -> &'static str {

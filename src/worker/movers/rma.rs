@@ -26,7 +26,7 @@ use crate::{
         movers::Movers,
         operations::{End, Work},
         peer::{OneCopy, Peer, at, of},
-        rma::{INLINE, Near, Target, ends, what},
+        rma::{INLINE, Near, Target, ends, what, within},
     },
 };
 
@@ -73,8 +73,8 @@ impl Ctx {
             of(&mut self.peers, link, id).filter(|peer| peer.is_open() && peer.posted < window)?;
         let one_copy = peer.one_copy.as_ref()?;
         let target = &near.target;
-        let view = one_copy.view_near(target.segment, &near.place)?;
-        let address = view.within(target.segment_offset.checked_add(offset)?, length)?;
+        let mapping = one_copy.mapping_near(target.segment, &near.place)?;
+        let address = within(mapping, target.segment_offset.checked_add(offset)?, length)?;
         let inside = one_copy.pair.inside(target.slot, target.generation)?;
         Some((address, inside, &mut self.counts))
     }
@@ -381,7 +381,11 @@ impl OneCopy {
     /// Where the target lies in this process, when its segment is mapped here.
     #[inline]
     pub(in crate::worker) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
-        let view = self.view(target.segment)?;
-        view.within(target.segment_offset.checked_add(target.offset)?, length)
+        let mapping = self.mapping(target.segment)?;
+        within(
+            mapping,
+            target.segment_offset.checked_add(target.offset)?,
+            length,
+        )
     }
 }
