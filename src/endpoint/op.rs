@@ -239,8 +239,8 @@ impl<T: Completion> Op<T> {
         self
     }
 
-    /// Whether it has ended, so that awaiting it waits for nothing but a turn of other tasks: often, what went into a ring or into mapped memory has when it is posted. It is
-    /// a look, and moves nothing along.
+    /// Whether it has ended, so that awaiting it waits for nothing but a turn of other tasks. What went into a ring
+    /// or into mapped memory often has when it is posted. It is a look, and moves nothing along.
     ///
     /// ```
     /// # async fn run() -> wharf::Result<()> {

@@ -1,14 +1,11 @@
 //! What is done off the lock: opening engines and ways to device memory, registering, bringing engines to rest. On threads that may block.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Instant,
-};
+use std::sync::{Arc, Weak};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fork,
-    transport::{Accelerator, LocalKeys, Registering, accelerator::QUIESCE},
+    transport::{Accelerator, LocalKeys, Registering},
     types::{LinkId, OpKey},
     worker::{
         core::Core,
@@ -194,7 +191,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(open) = &mut self.0 {
-            open.engine.quiesce(Instant::now() + QUIESCE);
+            open.quiesce();
         }
     }
 }
@@ -220,7 +217,7 @@ impl Shared {
         let shared = self.clone();
         let end = move || {
             for (slot, mut open) in engines {
-                open.engine.quiesce(Instant::now() + QUIESCE);
+                open.quiesce();
                 let mut reports = Reports::default();
                 while open.engine.progress(usize::MAX, &mut reports) > 0 {}
                 // Ends all use of memory.
@@ -275,7 +272,7 @@ impl Drop for Core {
         let deferred = std::mem::take(&mut self.movers.ctx.deferred);
         on_thread(move || {
             for (_, mut open) in engines {
-                open.engine.quiesce(Instant::now() + QUIESCE);
+                open.quiesce();
             }
             drop((operations, deferred));
         });

@@ -311,10 +311,8 @@ impl Accelerator for FakeAccelerator {
         // Long enough to be seen by whoever waits for it.
         takes(Duration::from_millis(2));
         let mut plan = self.0.plan.lock();
-        let end = Instant::now() + super::LIMIT;
-        while plan.stuck_open && Instant::now() < end {
-            self.0.changed.wait_for(&mut plan, Duration::from_millis(1));
-        }
+        let changed = &self.0.changed;
+        changed.wait_while_for(&mut plan, |plan| plan.stuck_open, super::LIMIT);
         if plan.fail_open > 0 {
             plan.fail_open -= 1;
             return Err(Error::new(ErrorKind::Io, "the engine does not start"));
@@ -336,11 +334,8 @@ impl Accelerator for FakeAccelerator {
     fn export(&self, address: u64, _: u64) -> Result<Export> {
         self.0.mark_exported(address, true);
         self.0.exports.fetch_add(1, Ordering::Relaxed);
-        let end = Instant::now() + super::LIMIT;
-        let mut plan = self.0.plan.lock();
-        while plan.stuck_export && Instant::now() < end {
-            self.0.changed.wait_for(&mut plan, Duration::from_millis(1));
-        }
+        let (mut plan, changed) = (self.0.plan.lock(), &self.0.changed);
+        changed.wait_while_for(&mut plan, |plan| plan.stuck_export, super::LIMIT);
         drop(plan);
         self.0.mark_exported(address, false);
         Ok(Export::Impossible("it is a fake".to_owned()))

@@ -1,6 +1,6 @@
 //! The engines of a worker: one for each accelerator whose memory it met, what waits for a place in them, and what they report.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
 use slab::Slab;
 
@@ -9,6 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     transport::{
         CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace, Registry,
+        accelerator::QUIESCE,
     },
     types::{LinkId, MemoryType, OpKey},
     worker::device::which::find,
@@ -98,6 +99,11 @@ impl Open {
     /// Registers the engine's fds with the worker.
     pub(crate) fn register(&mut self, registry: Registry) -> Result<()> {
         self.engine.register(registry)
+    }
+
+    /// Brings the engine to rest, before it is dropped, on a thread that may block.
+    pub(crate) fn quiesce(&mut self) {
+        self.engine.quiesce(Instant::now() + QUIESCE);
     }
 }
 
