@@ -153,7 +153,7 @@ fn control_frames(bytes: &[u8]) {
         };
     }
     match *id {
-        control::TAG_RTS | control::AM_RTS => {
+        control::TAG_RTS | control::TAG_LENT | control::AM_RTS => {
             if let Ok((rts, length)) = Announcement::decode(body) {
                 assert!(length <= body.len(), "read behind the end");
                 assert!(rts.keys.len() <= control::MAX_KEYS);

@@ -6,6 +6,7 @@
 //! | `TAG_EAGER` | tag | payload |
 //! | `TAG_EAGER_SYNC` | tag | `u64` operation of the sender, payload |
 //! | `TAG_RTS` | tag | [`Rts`] |
+//! | `TAG_LENT` | tag | [`Rts`] of a message that the window had room for, and counts against it: one that no receive waits for is copied all the same |
 //! | `TAG_RTR` | operation of the sender | [`Rtr`] |
 //! | `FRAGMENT` | operation of the receiver | payload; fragments of one operation arrive in order |
 //! | `DONE` | operation of the peer | none: a copy is complete, a synchronous send matched |
@@ -52,7 +53,7 @@
 //! | `MOVED` | operation of the peer | `u16`: so many times [`TOLD`](super::plan::TOLD) bytes of it have been moved by this side alone; sent where there is room, or not at all |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts, 37 to 40 of
-//! transfers that the receiver pulls, 41 to 43 of those by network devices; 44 is news of both. Keys are a `u64` device and a `u32` key each.
+//! transfers that the receiver pulls, 41 to 43 of those by network devices; 44 is news of both; 45 belongs to 1 to 15. Keys are a `u64` device and a `u32` key each.
 
 use std::borrow::Cow;
 
@@ -66,6 +67,7 @@ use crate::{
 pub(crate) const TAG_EAGER: u8 = 1;
 pub(crate) const TAG_EAGER_SYNC: u8 = 2;
 pub(crate) const TAG_RTS: u8 = 3;
+pub(crate) const TAG_LENT: u8 = 45;
 pub(crate) const TAG_RTR: u8 = 4;
 pub(crate) const FRAGMENT: u8 = 5;
 pub(crate) const DONE: u8 = 6;
@@ -280,6 +282,8 @@ pub(crate) struct Announcement {
     rts: Rts,
     /// Keys by which this side's network devices may read it.
     pub(crate) keys: Vec<DeviceKey>,
+    /// It could have come unasked, and is to be copied out of its sender's memory.
+    pub(crate) is_lent: bool,
 }
 
 impl Announcement {
@@ -297,7 +301,8 @@ impl Announcement {
         match end.and_then(|end| Some((bytes.get(Rts::SIZE..end)?, end))) {
             Some((bytes, end)) => {
                 let keys = keys(bytes)?;
-                Ok((Self { rts, keys }, end))
+                let read = Self { keys, ..rts.into() };
+                Ok((read, end))
             }
             None => Err(Error::new(ErrorKind::Protocol, "short Rts")),
         }
@@ -306,8 +311,11 @@ impl Announcement {
 
 impl From<Rts> for Announcement {
     fn from(rts: Rts) -> Self {
-        let keys = Vec::new();
-        Self { rts, keys }
+        Self {
+            rts,
+            keys: Vec::new(),
+            is_lent: false,
+        }
     }
 }
 

@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// Oldest version of the wire that this side speaks.
-pub(crate) const VERSION_MIN: u16 = 5;
+pub(crate) const VERSION_MIN: u16 = 6;
 /// Newest version of the wire that this side speaks.
-pub(crate) const VERSION_MAX: u16 = 5;
+pub(crate) const VERSION_MAX: u16 = 6;
 
 /// Longest encoding of any of the messages here, in bytes: what a channel has to take before it can refuse.
 pub(crate) const MAX_HELLO: usize = 32 * 1024;

@@ -167,6 +167,12 @@ impl ReceiveWindow {
         }
     }
 
+    /// What has arrived and was not taken.
+    #[cfg(test)]
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
+    }
+
     /// Whether the peer may send this much.
     #[inline]
     pub(crate) fn admits(&self, amount: u64) -> bool {

@@ -169,6 +169,27 @@ impl Remote {
         }
     }
 
+    /// A copy of the first `length` bytes. `None`: they cannot be copied.
+    pub(in crate::worker) fn fetch(
+        &self,
+        pair: &Pair,
+        cma: Option<&CmaPeer>,
+        length: usize,
+    ) -> Option<Vec<u8>> {
+        let mut data = Vec::with_capacity(length);
+        let local = data.as_mut_ptr();
+        pair.enter();
+        let copied = standing(pair, None).and_then(|()| {
+            // SAFETY: the vector has room for as many bytes, and is this function's. The peer lets this side read its own: asked just now, inside.
+            unsafe { self.copy(cma, 0, (local, length), true) }
+        });
+        pair.leave();
+        copied.ok()?;
+        // SAFETY: they were written just now.
+        unsafe { data.set_len(length) };
+        Some(data)
+    }
+
     pub(in crate::worker) fn is_mapped(&self) -> bool {
         matches!(self, Self::Mapped(..))
     }

@@ -16,6 +16,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey},
     util::copy::copy_slice,
     worker::{
+        lent::Unmatched,
         metrics::{Traffic, WorkerMetrics},
         operations::{self, Arrival, Body, Ended, Entry, Operations, RecvStage, Unexpected, Work},
         peer::{OneCopy, Peer, Status, at, of},
@@ -60,6 +61,7 @@ pub(crate) struct Ctx {
     pub(crate) events: VecDeque<Event>,
     /// Windows that are given back when nothing more is being taken out of them.
     pub(crate) owing: Vec<Window>,
+    pub(crate) unmatched: Unmatched,
     /// Connections that peers made to this worker's address and that nobody has claimed.
     pub(crate) unclaimed: Vec<LinkId>,
     pub(crate) arrivals: Vec<Waker>,
@@ -394,12 +396,15 @@ impl Ctx {
         }
     }
 
-    /// What a receive's way took is known, if that was measured.
+    /// What the way of a message took is known, if that was measured.
     pub(crate) fn way_over(&mut self, link: Option<LinkId>, key: OpKey, has_come: bool) {
         if let Some(link) = link
             && let Some(one_copy) = self.one_copy(link)
         {
             one_copy.ways.over(key, has_come, Instant::now);
+            if let Some(sends) = &mut one_copy.sends {
+                sends.over(key, has_come, Instant::now);
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
         matching::{Arrival as Order, Name},
         plan,
-        window::{Due, Terms, eager_cost},
+        window::{Due, Terms, eager_cost, eager_need},
     },
     sys::{fd_passing, memfd::Mapping},
     trace,
@@ -585,7 +585,9 @@ impl Core {
         }
         let from = peer.id;
         self.movers.ctx.hold_announcement(link)?;
-        self.movers.ctx.lacked(link, rts.length);
+        if !rts.is_lent {
+            self.movers.ctx.lacked(link, rts.length);
+        }
         let op = rts.op;
         let message = Unexpected::new(link, from, tag, Body::Announced(rts));
         if let Some(key) = self.match_posted(link, tag) {
@@ -605,7 +607,22 @@ impl Core {
         if self.unexpected.has(Name::Announced(link, op)) {
             return Err(violation("announced twice"));
         }
+        self.movers.ctx.unmatched.add(&message);
         self.keep_unexpected(message)
+    }
+
+    /// A message that could have come unasked, and was left in its sender's memory: as one that is announced, but that what finds no receive is
+    /// [taken in](Core::take_in_lent) after a while.
+    fn lent(&mut self, link: LinkId, tag: Tag, mut rts: Announcement) -> Result<()> {
+        let length = rts.length as usize;
+        if rts.length > Terms::EAGER.size || eager_need(length) > Terms::EAGER.size {
+            return Err(violation("a message that is too long to be lent"));
+        }
+        self.movers.ctx.hold_window(link, length)?;
+        rts.is_lent = true;
+        self.announced(link, tag, rts)?;
+        self.movers.ctx.kept(link);
+        Ok(())
     }
 
     /// The receive that is being polled goes into the table.
@@ -618,11 +635,15 @@ impl Core {
     }
 
     fn cancel_announced(&mut self, link: LinkId, op: u64) {
-        let found = self.take_named(Name::Announced(link, op)).is_some();
+        let taken = self.take_named(Name::Announced(link, op));
         // One that was matched ends by itself.
-        if found {
+        if let Some(taken) = &taken {
             self.movers.ctx.drop_announcement(link);
+            if let Body::Announced(rts) = &taken.message.body {
+                self.movers.ctx.lent_over(link, rts);
+            }
         }
+        let found = taken.is_some();
         if found || self.am_cancel(link, op) {
             self.movers.ctx.control(link, control::CANCELED, op, &[]);
         }
@@ -879,6 +900,9 @@ impl Core {
                 self.eager_message(from, Tag(header), &body[8..], op)?;
             }
             control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
+            control::TAG_LENT => {
+                self.lent(from, Tag(header), Announcement::decode(body)?.0)?;
+            }
             control::TAG_RTR => movers.ready_to_receive(from, key, Rtr::decode(body)?)?,
             control::FRAGMENT => movers.fragment(from, key, body)?,
             control::DONE => movers.done(from, key)?,

@@ -431,6 +431,9 @@ impl Engine {
         }
         self.core.act();
         moved += self.core.give_back_owed();
+        if self.ctx().unmatched.len() > 0 {
+            moved += self.core.take_in_lent();
+        }
         self.core.movers.release_lingering();
         moved
     }
@@ -595,6 +598,7 @@ impl Movers {
             + self.ctx.runnable.len()
             + self.ctx.failures.len()
             + self.ctx.owing.len()
+            + self.ctx.unmatched.len()
             > 0
             || self.ctx.is_eventful()
             || self.ctx.operations.epochs.is_due()

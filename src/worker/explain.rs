@@ -344,7 +344,7 @@ impl Known<'_> {
                 let carried = Some((Mover::Eager, 2));
                 found.plans = engines.local(MemoryType::Host, asked.to, length, carried);
                 found.not("one copy", "it leaves unasked");
-            } else {
+            } else if !self.lends(kind, length, found) {
                 found.add(by_link(Mover::Eager, 0));
                 if length > self.peer.short {
                     let why = format!("longer than {} bytes", self.peer.short);
@@ -386,6 +386,24 @@ impl Known<'_> {
         }
     }
 
+    /// A message that could leave unasked, and is lent, as far as this connection knows which way is the faster. Whether it is.
+    fn lends(&self, kind: Message, length: usize, found: &mut Explanation) -> bool {
+        let sends = self.direct.and_then(|direct| direct.sends.as_ref());
+        let Some(sends) = sends.filter(|_| kind == Message::Tagged && length >= plan::LENT_FROM)
+        else {
+            return false;
+        };
+        let (way, measured) = sends.known_of_sends(length);
+        let is_lent = way == Way::OneCopy;
+        if is_lent {
+            found.add(one_copy(Mover::Kernel, Party::Both, None));
+        }
+        if let Some(measured) = measured {
+            found.not(if is_lent { "eager" } else { "one copy" }, measured);
+        }
+        is_lent
+    }
+
     /// By network devices of this end; or why these are not asked.
     fn by_devices(&self, by: Result<Party, &str>, found: &mut Explanation) {
         match (self.rails(), by) {
@@ -403,7 +421,7 @@ impl Known<'_> {
         let Some(direct) = self.direct else {
             return found.not("a direct copy", self.no_direct());
         };
-        let by = match plan::is_shared(self.cma, plan::counts(length), length) {
+        let by = match plan::is_shared(self.cma, plan::counts(length)) {
             true => Party::Both,
             false => Party::Target,
         };

@@ -211,6 +211,7 @@ impl Core {
     pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.hold(account, amount(&message));
+        self.movers.ctx.unmatched.add(&message);
         self.unexpected
             .restore(message.tag, order, account, message);
     }

@@ -14,7 +14,7 @@
 //! | `core`, `deliver` | the machine: the verbs over the movers; what comes in |
 //!
 //! What these act upon is below them, in files of the same names: `copy`, `spread`, `layout`, `blocks`, `list`, `rma`, `one_sided`, `device`
-//! of the movers; `am`, `inbox`, `atomic`, `signal`, `receive`, `stream`, `windows`, `pressure`, `send` of the verbs. Below those:
+//! of the movers; `am`, `inbox`, `atomic`, `signal`, `receive`, `stream`, `windows`, `lent`, `pressure`, `send` of the verbs. Below those:
 //!
 //! | file | holds |
 //! |---|---|
@@ -71,6 +71,7 @@ pub(crate) mod inbox;
 #[cfg(test)]
 mod incomplete;
 pub(crate) mod layout;
+mod lent;
 mod list;
 mod metrics;
 pub(crate) mod movers;

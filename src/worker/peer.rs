@@ -6,6 +6,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use tracing::Span;
@@ -25,7 +26,7 @@ use crate::{
     transport::{
         Link, LinkAttributes, Pair, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback,
     },
-    types::{EndpointId, LinkId, WorkerId},
+    types::{EndpointId, LinkId, OpKey, WorkerId},
     util::{seldom::Seldom, waiters::Waiters},
     worker::{
         am::AmPeer,
@@ -58,6 +59,8 @@ pub(crate) struct OneCopy {
     pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
     pub(crate) told: Told,
     pub(crate) ways: Ways,
+    /// Of messages that may be lent; `None` where none is.
+    pub(crate) sends: Option<Ways>,
 }
 
 /// The way of long messages that configuration chooses, if it does.
@@ -110,7 +113,14 @@ impl OneCopy {
     /// Most segments of a peer that stay mapped.
     pub(crate) const MAX_MAPPED: usize = 64;
 
-    pub(crate) fn new(id: EndpointId, pair: Arc<Pair>, cma: Option<CmaPeer>) -> Self {
+    /// `may_lend`: configuration has no word in the way of messages.
+    pub(crate) fn new(
+        id: EndpointId,
+        pair: Arc<Pair>,
+        cma: Option<CmaPeer>,
+        may_lend: bool,
+    ) -> Self {
+        let sends = (may_lend && cma.is_some()).then(Ways::of_sends);
         Self {
             pair,
             cma,
@@ -124,6 +134,7 @@ impl OneCopy {
                 loans: Loans::default(),
             },
             ways: Ways::default(),
+            sends,
         }
     }
 
@@ -516,6 +527,36 @@ impl Peer {
     /// Whether another operation finds room on the link soon.
     pub(crate) fn has_room(&self) -> bool {
         self.queue.len() < READY
+    }
+
+    /// Whether a message that could leave unasked is lent now: it is no shorter than [`LENT_FROM`](crate::protocol::plan::LENT_FROM).
+    #[cold]
+    pub(crate) fn lends(&self, length: usize) -> bool {
+        let sends = self
+            .one_copy
+            .as_ref()
+            .and_then(|one_copy| one_copy.sends.as_ref());
+        sends.is_some_and(|sends| sends.now(length) == Way::OneCopy) && self.may_announce()
+    }
+
+    /// A message is lent: it counts against the window like one that left.
+    pub(crate) fn lent(&mut self, key: OpKey, length: usize) {
+        self.take_window(length);
+        if let Some(one_copy) = &mut self.one_copy
+            && let Some(sends) = &mut one_copy.sends
+        {
+            sends.lends(key, length, Instant::now);
+        }
+    }
+
+    /// A message of at least [`LENT_FROM`](crate::protocol::plan::LENT_FROM) has left unasked.
+    #[cold]
+    pub(crate) fn left(&mut self, length: usize) {
+        if let Some(one_copy) = &mut self.one_copy
+            && let Some(sends) = &mut one_copy.sends
+        {
+            sends.left(length, Instant::now);
+        }
     }
 
     /// Whether announced messages of the peer can still be matched: not when it has been told that this side is done.

@@ -34,6 +34,9 @@ pub(crate) fn try_eager<'a>(
     if !peer.queue.is_empty() || length > peer.eager {
         return Err(None);
     }
+    if length >= plan::LENT_FROM && peer.lends(length) {
+        return Err(None);
+    }
     if !peer.has_window(length) {
         // The window that comes back may be waiting to be read.
         return Err(Some(SendError::Full));
@@ -53,15 +56,19 @@ pub(crate) fn try_eager<'a>(
     }
     peer.take_window(data.len());
     trace::operation("tag send", data.len(), "eager");
+    if length >= plan::LENT_FROM {
+        peer.left(length);
+    }
     Ok(())
 }
 
-/// Describes a message that is too long to send unasked, with every way in which the receiver may reach it.
+/// Describes a message that is too long to send unasked, or is lent, with every way in which the receiver may reach it.
 pub(in crate::worker) fn announce(
     peer: &mut Peer,
     buffer: &Buffer,
     key: OpKey,
     slot: &mut Option<u32>,
+    is_lent: bool,
 ) -> Rts {
     let mut rts = Rts {
         op: key.0,
@@ -84,11 +91,12 @@ pub(in crate::worker) fn announce(
     let Some(one_copy) = &mut peer.one_copy else {
         return rts;
     };
-    if plan::counts(buffer.len()) {
+    if is_lent || plan::counts(buffer.len()) {
         // It may have one from an earlier turn, at which there was no room.
         *slot = slot.or_else(|| one_copy.pair.acquire());
         rts.slot = slot.unwrap_or(control::NONE);
-        if let Some(link) = &mut peer.link
+        if !is_lent
+            && let Some(link) = &mut peer.link
             && let Some(segment) = show(one_copy, &mut **link, buffer)
         {
             rts.segment = segment.id();
@@ -150,13 +158,13 @@ mod tests {
         pair.here.shared.with(|engine| {
             let peer = engine.core.movers.ctx.peer(pair.link).expect("connected");
             let mut word = None;
-            let first = announce(peer, &buffer, OpKey::new(1, 1), &mut word);
+            let first = announce(peer, &buffer, OpKey::new(1, 1), &mut word, false);
             assert_ne!(first.slot, control::NONE);
             assert_eq!(
-                announce(peer, &buffer, OpKey::new(1, 1), &mut word).slot,
+                announce(peer, &buffer, OpKey::new(1, 1), &mut word, false).slot,
                 first.slot
             );
-            let other = announce(peer, &buffer, OpKey::new(2, 1), &mut None);
+            let other = announce(peer, &buffer, OpKey::new(2, 1), &mut None, false);
             assert_ne!(other.slot, first.slot);
         });
         pair.end();

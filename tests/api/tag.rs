@@ -526,3 +526,105 @@ fn worker_fd() {
         });
     }
 }
+
+/// Many that could leave at once, of a length of which a sender tries both ways: what comes is what was sent, in order, and those that no receive waits for
+/// need none, whichever way they go.
+async fn many_of_one_length(way: Way) {
+    const LENGTH: usize = 40 << 10;
+    const COUNT: usize = 800;
+    let pair = way.pair().await;
+    let sent = async {
+        let mut posted = std::collections::VecDeque::new();
+        for number in 0..COUNT {
+            if posted.len() == 16 {
+                let first: wharf::Op<()> = posted.pop_front().expect("posted");
+                first.await.expect("sent");
+            }
+            let send = pair
+                .here
+                .endpoint
+                .tag_send(number as u64, pattern(LENGTH, number % 50));
+            posted.push_back(send.post().expect("posted"));
+        }
+        join_all(posted)
+            .await
+            .into_iter()
+            .for_each(|sent| sent.expect("sent"));
+    };
+    let received = async {
+        let mut posted = std::collections::VecDeque::new();
+        for number in 0..COUNT + 16 {
+            if number < COUNT {
+                posted.push_back(
+                    pair.there
+                        .worker
+                        .tag_recv(number as u64, vec![0; LENGTH])
+                        .post(),
+                );
+            }
+            // Some are late.
+            let late = if number % 200 > 180 { 0 } else { 16 };
+            while posted.len() > late {
+                let expected = number + 1 - posted.len();
+                let first = posted
+                    .pop_front()
+                    .expect("posted")
+                    .await
+                    .expect("a message");
+                same(
+                    &first.buffer,
+                    pattern(LENGTH, first.tag.0 as usize % 50),
+                    format!("{expected}: {}", first.tag),
+                );
+            }
+        }
+        for first in posted {
+            let first = first.await.expect("a message");
+            same(
+                &first.buffer,
+                pattern(LENGTH, first.tag.0 as usize % 50),
+                first.tag,
+            );
+        }
+    };
+    tokio::join!(sent, received);
+    let copies = pair.here.worker.metrics().cma.count + pair.there.worker.metrics().cma.count;
+    assert_eq!(
+        copies > 0,
+        way.transports().contains(&"cma"),
+        "{copies} copies by the kernel"
+    );
+    // Without a receive, in the middle of a trial or not.
+    for round in 0..100 {
+        for number in 0..5 {
+            pair.here
+                .endpoint
+                .tag_send(number, pattern(LENGTH, round))
+                .await
+                .expect("sent");
+        }
+        for number in (0..5).rev() {
+            let received = pair.there.receive(number, LENGTH).await;
+            same(
+                &received,
+                pattern(LENGTH, round),
+                format!("{round}, {number}"),
+            );
+        }
+    }
+}
+
+#[test]
+fn many_of_one_length_over_shm() {
+    run(many_of_one_length(Way::Shm));
+}
+
+#[test]
+fn many_of_one_length_over_shm_on_threads() {
+    run_on_threads(many_of_one_length(Way::Shm));
+}
+
+#[test]
+fn many_of_one_length_over_shm_without_cma() {
+    run(many_of_one_length(Way::ShmWithoutCma));
+}

@@ -4,7 +4,7 @@
 //! be, once for each condition that only that moment tells, and so names the same ways in the same order.
 //!
 //! ```text
-//! message   unasked? ──▶ eager
+//! message   unasked? ──▶ eager, or lent
 //!              │ announced ─▶ comes(): within, copied, by devices, pulled (reaches()), in fragments
 //! put, get  accesses(): within, straight, by devices, announced and pulled (reaches()), in parts, by messages
 //! copy      moves(): by the processor, by an engine, through a fragment, across two accelerators
@@ -33,6 +33,9 @@ pub(crate) fn told(bytes: usize) -> u16 {
 }
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
 pub(crate) const SHARE_FROM: usize = 128 << 10;
+/// From this length on a message that could leave unasked may be lent: its receiver, or both ends, copy it out of its sender's memory, where that was measured to be
+/// the faster way. A shorter one takes less time than what lending costs beside its copy.
+pub(crate) const LENT_FROM: usize = 32 << 10;
 /// From this size on the owner of exposed memory is asked to copy along.
 pub(crate) const JOIN_FROM: usize = 256 << 10;
 /// From this length on the round trip for the way to a peer's device memory pays: below it, fragments are as fast.
@@ -93,10 +96,11 @@ pub(crate) const fn counts(length: usize) -> bool {
     length >= SHARE_FROM
 }
 
-/// Whether both ends copy a message, one chunk or another; else the receiver alone does. `counted`: it came with such a word.
+/// Whether both ends copy a message, one chunk or another, or of several lent ones each the next; else the receiver alone does. `counted`: it came with such
+/// a word.
 #[inline]
-pub(crate) const fn is_shared(cma: bool, counted: bool, length: usize) -> bool {
-    cma && counted && length > CHUNK
+pub(crate) const fn is_shared(cma: bool, counted: bool) -> bool {
+    cma && counted
 }
 
 /// How a put or get goes.

@@ -12,6 +12,9 @@
 //! A trial that goes badly ends early, and the next is farther away: where one way takes several times as long as the other, trials
 //! of it are what choosing costs. Where both ends map the memory of both and copy a half each, from 128 KiB on, nothing is tried.
 //!
+//! The sender of messages that may leave unasked, which are copied into the link then, or be lent, chooses in the same manner: for it those that leave are over at
+//! once, so the time of a run is all that passes, but for pauses.
+//!
 //! What is timed is how long any message of the class was under way, from its match to its last byte, against the bytes of those
 //! that ended meanwhile. Pauses are no part of it, and it does not matter which began or ended together: the fragments of messages
 //! that are under way at once take turns, so such messages end at once. What is under way when the timing begins and when it ends is
@@ -42,6 +45,8 @@ const TURNS: usize = 8;
 const SETTLES: usize = 32;
 /// Messages under way that are known; more are not timed.
 const KNOWN: usize = 64;
+/// What is a pause of a sender.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Runs between two trials, at first and at most.
 const SOON: u32 = 8;
 const LATE: u32 = 1 << 10;
@@ -71,6 +76,8 @@ impl Way {
 struct Class {
     /// The power of two below their length, and whether both processes map their memory.
     of: (u32, bool),
+    /// Of a sender.
+    sends: bool,
     best: Way,
     is_trial: bool,
     /// Nanoseconds for each byte, each way.
@@ -101,13 +108,14 @@ struct Timed {
 }
 
 impl Class {
-    fn new(of: (u32, bool), length: usize) -> Self {
+    fn new(of: (u32, bool), length: usize, sends: bool) -> Self {
         let best = match length >= ONE_COPY_FROM {
             true => Way::OneCopy,
             false => Way::Fragments,
         };
         Self {
             of,
+            sends,
             best,
             is_trial: false,
             cost: [None; 2],
@@ -123,6 +131,15 @@ impl Class {
         }
     }
 
+    /// For people: what each way takes. `how` messages go that are not copied once.
+    fn measured(&self, how: &str) -> Option<String> {
+        let [twice, once] = self.cost.map(|cost| Some(cost? * 1024.0));
+        Some(format!(
+            "measured: {:.1} ns for 1 KiB {how}, {:.1} ns in one copy",
+            twice?, once?
+        ))
+    }
+
     fn way(&self) -> Way {
         match self.is_trial {
             true => self.best.other(),
@@ -130,14 +147,16 @@ impl Class {
         }
     }
 
-    /// Counts the time since the last change, if something was under way.
+    /// Counts the time since the last change, if something was under way; a sender's in any case, but for pauses.
     fn pass(&mut self, clock: impl FnOnce() -> Instant) {
-        if let Some(timed) = &mut self.timed {
-            let now = clock();
-            if self.under_way > 0 {
-                timed.time += now.saturating_duration_since(timed.last);
-            }
-            timed.last = now;
+        let Some(timed) = &mut self.timed else {
+            return;
+        };
+        let now = clock();
+        let passed = now.saturating_duration_since(timed.last);
+        timed.last = now;
+        if self.under_way > 0 || self.sends && passed < PAUSE {
+            timed.time += passed;
         }
     }
 
@@ -244,12 +263,13 @@ fn settled(pinned: Option<Way>, length: usize, halved: bool) -> Option<Way> {
 pub(crate) struct Ways {
     classes: Vec<Class>,
     under_way: Vec<UnderWay>,
+    sends: bool,
 }
 
 /// A message that has begun.
 #[derive(Debug)]
 struct UnderWay {
-    /// Its receive.
+    /// Its operation.
     key: OpKey,
     class: usize,
     run: u32,
@@ -257,6 +277,64 @@ struct UnderWay {
 }
 
 impl Ways {
+    /// Of what a sender may lend.
+    pub(crate) fn of_sends() -> Self {
+        Self {
+            sends: true,
+            ..Self::default()
+        }
+    }
+
+    /// For a sender: the way of a message of this length that leaves now.
+    pub(crate) fn now(&self, length: usize) -> Way {
+        let of = (length.ilog2(), false);
+        let class = self.classes.iter().find(|class| class.of == of);
+        class.map_or(Way::Fragments, Class::way)
+    }
+
+    /// For a sender: it lends messages of this length, and nothing else, for as long as a test lasts.
+    #[cfg(test)]
+    pub(crate) fn settle_to_lend(&mut self, length: usize) {
+        let class = self.class(length, false);
+        self.classes[class].best = Way::OneCopy;
+        self.classes[class].rest = u32::MAX;
+    }
+
+    /// For a sender: a message has left unasked.
+    pub(crate) fn left(&mut self, length: usize, clock: impl Fn() -> Instant) {
+        let class = self.class(length, false);
+        let class = &mut self.classes[class];
+        if class.way() == Way::Fragments {
+            let run = class.began(&clock);
+            class.ended(run, length, clock);
+        }
+    }
+
+    /// For a sender: a message is lent by this operation.
+    pub(crate) fn lends(&mut self, key: OpKey, length: usize, clock: impl FnOnce() -> Instant) {
+        self.begins((key, length), false, clock);
+    }
+
+    fn begins(
+        &mut self,
+        (key, length): (OpKey, usize),
+        mapped: bool,
+        clock: impl FnOnce() -> Instant,
+    ) -> Way {
+        let class = self.class(length, mapped);
+        let of = &mut self.classes[class];
+        if self.under_way.len() < KNOWN {
+            let run = of.began(clock);
+            self.under_way.push(UnderWay {
+                key,
+                class,
+                run,
+                length,
+            });
+        }
+        of.way()
+    }
+
     /// The way of a message for this receive that begins and could be copied directly: out of memory that this process has mapped, by both
     /// ends, a half each. `pinned`: the user's choice.
     pub(crate) fn next(
@@ -269,24 +347,11 @@ impl Ways {
     ) -> Way {
         match settled(pinned, length, mapped && halved) {
             Some(way) => way,
-            None => {
-                let class = self.class(length, mapped);
-                let of = &mut self.classes[class];
-                if self.under_way.len() < KNOWN {
-                    let run = of.began(clock);
-                    self.under_way.push(UnderWay {
-                        key,
-                        class,
-                        run,
-                        length,
-                    });
-                }
-                of.way()
-            }
+            None => self.begins((key, length), mapped, clock),
         }
     }
 
-    /// A receive is over, with all of its message or without.
+    /// An operation is over, with all of its message or without.
     #[inline]
     pub(crate) fn over(&mut self, key: OpKey, has_come: bool, clock: impl Fn() -> Instant) {
         if let Some(index) = self.under_way.iter().position(|known| known.key == key) {
@@ -300,7 +365,7 @@ impl Ways {
         let of = (length.ilog2(), mapped);
         let index = self.classes.iter().position(|class| class.of == of);
         index.unwrap_or_else(|| {
-            self.classes.push(Class::new(of, length));
+            self.classes.push(Class::new(of, length, self.sends));
             self.classes.len() - 1
         })
     }
@@ -321,15 +386,18 @@ impl Ways {
         }
         let of = (length.max(1).ilog2(), mapped);
         let class = self.classes.iter().find(|class| class.of == of);
-        let best = class.map_or_else(|| Class::new(of, length).best, |class| class.best);
-        let said = class.and_then(|class| {
-            let [fragments, one_copy] = class.cost.map(|cost| Some(cost? * 1024.0));
-            Some(format!(
-                "measured: {:.1} ns for 1 KiB in fragments, {:.1} ns in one copy",
-                fragments?, one_copy?
-            ))
-        });
-        (best, said)
+        let best = class.map_or_else(|| Class::new(of, length, false).best, |class| class.best);
+        (best, class.and_then(|class| class.measured("in fragments")))
+    }
+
+    /// The same of messages that could leave unasked, for their sender.
+    pub(crate) fn known_of_sends(&self, length: usize) -> (Way, Option<String>) {
+        let class = self
+            .classes
+            .iter()
+            .find(|class| class.of == (length.max(1).ilog2(), false));
+        let best = class.map_or(Way::Fragments, |class| class.best);
+        (best, class.and_then(|class| class.measured("unasked")))
     }
 }
 
@@ -369,7 +437,7 @@ mod tests {
     impl Sim {
         fn new(length: usize, times: [u64; 2], window: usize, turns: bool) -> Self {
             Self {
-                class: Class::new((0, false), length),
+                class: Class::new((0, false), length, false),
                 now: Instant::now(),
                 length,
                 times,
@@ -546,6 +614,64 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// A sender in virtual time: what leaves takes it `left`, lent ones come one after the other, each in `lent`.
+    fn sends(ways: &mut Ways, now: &mut Instant, [left, lent]: [u64; 2], count: usize) -> usize {
+        let (length, mut flight, mut lends) = (40 << 10, VecDeque::new(), 0);
+        for key in 0..count as u64 {
+            match ways.now(length) {
+                Way::Fragments => {
+                    *now += Duration::from_nanos(left);
+                    ways.left(length, || *now);
+                }
+                Way::OneCopy => {
+                    lends += 1;
+                    ways.lends(OpKey(key), length, || *now);
+                    flight.push_back(key);
+                }
+            }
+            if flight.len() == 16 || ways.now(length) == Way::Fragments {
+                while let Some(key) = flight.pop_front() {
+                    *now += Duration::from_nanos(lent);
+                    ways.over(OpKey(key), true, || *now);
+                }
+            }
+        }
+        for key in flight {
+            ways.over(OpKey(key), true, || *now);
+        }
+        lends
+    }
+
+    #[test]
+    fn a_sender_lends_where_that_is_faster() {
+        for (times, is_lent) in [([3000, 2000], true), ([2000, 3000], false)] {
+            let (mut ways, mut now) = (Ways::of_sends(), Instant::now());
+            sends(&mut ways, &mut now, times, 3_000);
+            let lent = sends(&mut ways, &mut now, times, 100_000);
+            let worse = if is_lent { 100_000 - lent } else { lent };
+            assert!(worse > 0 && worse < 5_000, "{worse} go the worse way");
+            // And when that changes.
+            let times = [times[1], times[0]];
+            sends(&mut ways, &mut now, times, 200_000);
+            let lent = sends(&mut ways, &mut now, times, 10_000);
+            let worse = if is_lent { lent } else { 10_000 - lent };
+            assert!(worse < 1000, "{worse} go the worse way");
+        }
+    }
+
+    /// A sender that has nothing to send takes long for what it sends next: that says nothing about the way.
+    #[test]
+    fn pauses_of_a_sender_do_not_mislead() {
+        let (mut ways, mut now) = (Ways::of_sends(), Instant::now());
+        let mut lent = 0;
+        for pause in 0..1000 {
+            lent += sends(&mut ways, &mut now, [2000, 3000], 1 + pause * 7 % 200);
+            now += Duration::from_millis(10);
+        }
+        assert!(lent < 10_000, "{lent} of 100,000");
+        assert!(ways.under_way.is_empty());
     }
 
     /// What does not come is no measure, and holds nothing up.

@@ -29,7 +29,7 @@ use crate::{
             request::Request,
             said::{info, refuse, transports, trial},
         },
-        peer::{Made, OneCopy, Peer},
+        peer::{Made, OneCopy, Peer, pinned},
         shared::{Shared, Transport},
     },
 };
@@ -231,16 +231,17 @@ pub(super) fn attach(
         let id = EndpointId(NEXT.fetch_add(1, Relaxed));
         let attributes = link.attributes();
         let mut names = vec![transport];
-        let one_copy = link.shared_memory().map(|memory| {
-            names.extend(cma.is_some().then_some(cma::NAME));
-            OneCopy::new(id, Arc::new(Pair::new(memory)), cma)
-        });
         let threshold = {
             let configured = engine.core.movers.ctx.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
             let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
             threshold.bytes()
         };
+        let one_copy = link.shared_memory().map(|memory| {
+            names.extend(cma.is_some().then_some(cma::NAME));
+            let may_lend = threshold.is_none() && pinned(engine.core.movers.scheme).is_none();
+            OneCopy::new(id, Arc::new(Pair::new(memory)), cma, may_lend)
+        });
         let limits = Thresholds::new(&attributes, threshold);
         let account = engine.core.movers.ctx.ledger.open(source);
         let mut peer = Peer::new(Made {

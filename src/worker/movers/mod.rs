@@ -236,7 +236,11 @@ impl Movers {
             }
             Work::Get(_) => self.ctx.finish(key, Ended::Done(Ok(()))),
             Work::Put(_) => self.ctx.put_visible(key),
-            Work::Send(_) | Work::Copy(_) => self.finish(key, Ended::Done(Ok(()))),
+            Work::Send(_) => {
+                self.ctx.way_over(link, key, true);
+                self.finish(key, Ended::Done(Ok(())));
+            }
+            Work::Copy(_) => self.finish(key, Ended::Done(Ok(()))),
             _ => self.ctx.helped(key),
         }
     }

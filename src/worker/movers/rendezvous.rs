@@ -39,6 +39,7 @@ impl Movers {
             .is_none_or(|entry| !entry.discards)
         {
             self.ctx.drop_announcement(link);
+            self.ctx.lent_over(link, &rts);
         }
         if self
             .ctx
@@ -94,7 +95,8 @@ impl Movers {
             return;
         };
         let is_owned = recv.buffer.segment().is_some();
-        let pinned = pinned(self.scheme);
+        let lent = rts.is_lent.then_some(Way::OneCopy);
+        let pinned = pinned(self.scheme).or(lent);
         let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
             let (segment, offset) = (rts.segment, rts.segment_offset);
             let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
@@ -141,7 +143,7 @@ impl Movers {
             .as_ref()
             .is_some_and(|one_copy| one_copy.cma.is_some());
         let is_counted = rts.slot != control::NONE;
-        let chunks = plan::is_shared(is_trusted, is_counted, length).then_some(rts.slot);
+        let chunks = plan::is_shared(is_trusted, is_counted).then_some(rts.slot);
         recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
         if chunks.is_some() {
             let mut rtr = Rtr {

@@ -8,6 +8,7 @@
 pub(crate) mod am;
 mod atomic;
 mod inbox;
+mod lent;
 mod of_peer;
 mod pressure;
 mod receive;

@@ -11,6 +11,7 @@ use crate::{
     memory::Buffer,
     protocol::{
         control::{self, Rts},
+        plan,
         window::eager_cost,
     },
     trace,
@@ -332,8 +333,12 @@ impl Movers {
         {
             return Ok(Step::Held);
         }
-        if !unasked {
-            if let Some(offer) = send.announce(peer, key, self.scheme)? {
+        let length = send.buffer.len();
+        let lends = || !send.sync && send.buffer.as_run().is_some() && peer.lends(length);
+        let is_lent =
+            unasked && is_tagged && length >= plan::LENT_FROM && peer.reason.is_none() && lends();
+        if !unasked || is_lent {
+            if let Some(offer) = send.announce(peer, key, self.scheme, is_lent)? {
                 self.offered(link, key, offer);
             }
         } else {
@@ -349,7 +354,10 @@ impl Movers {
             };
             send.send_unasked(&mut outlet, peer.short)?;
             if is_tagged {
-                peer.take_window(send.buffer.len());
+                peer.take_window(length);
+                if length >= plan::LENT_FROM && !send.sync {
+                    peer.left(length);
+                }
             }
             if !send.sync {
                 self.finish(key, Ended::Done(Ok(())));
@@ -387,8 +395,9 @@ impl Send {
         peer: &mut Peer,
         key: OpKey,
         scheme: RendezvousScheme,
+        is_lent: bool,
     ) -> Result<Option<Offer>, SendError> {
-        let mut rts = announce(peer, &self.buffer, key, &mut self.slot);
+        let mut rts = announce(peer, &self.buffer, key, &mut self.slot, is_lent);
         let Some(link) = peer.link.as_mut() else {
             return Err(SendError::Full);
         };
@@ -407,8 +416,12 @@ impl Send {
             Some(_) => {
                 link.am_bcopy(control::AM_RTS, self.tag.0, &rts, &[keys, user].concat())?;
             }
+            None if is_lent => link.am_short(control::TAG_LENT, self.tag.0, &rts)?,
             None if keys.is_empty() => link.am_short(control::TAG_RTS, self.tag.0, &rts)?,
             None => link.am_bcopy(control::TAG_RTS, self.tag.0, &rts, keys)?,
+        }
+        if is_lent {
+            peer.lent(key, self.buffer.len());
         }
         self.stage = SendStage::Announced;
         peer.announced_out += usize::from(self.am.is_none());
