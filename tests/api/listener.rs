@@ -208,6 +208,11 @@ fn bad_frames() {
             ("a prefix longer than the frame", frame(1, 5, 9, &[0; 8])),
             ("an unknown message", frame(200, 5, 0, &[0; 8])),
             ("a short announcement", frame(3, 5, 0, &[0; 8])),
+            ("a short lent message", frame(45, 5, 0, &[0; 8])),
+            (
+                "a lent message that the window never holds",
+                frame(45, 5, 0, &[0xff; 44]),
+            ),
             ("a short get", frame(11, 5, 0, &[0; 8])),
             ("a short put", frame(10, 5, 0, &[0; 8])),
             ("a short synchronous send", frame(2, 5, 0, &[0; 4])),

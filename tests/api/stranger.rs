@@ -21,7 +21,7 @@ pub(crate) mod field {
     pub(crate) const TICKET: u16 = 13;
 }
 
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 const CLIENT: u8 = 2;
 const SERVER: u8 = 1;
 
