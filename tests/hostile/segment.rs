@@ -143,7 +143,7 @@ impl Segment {
         };
         let word = number.to_le_bytes();
         match dice.below(12) {
-            0 | 1 => self.write(dice.pick(&LINES) + 8 * dice.below(3), &word),
+            0 | 1 => self.write(dice.pick(&LINES) + dice.pick(&[0, 8, 64]), &word),
             2 => self.write(dice.pick(&ACTIVE) + 8 * dice.below(2), &word),
             3 | 4 => self.write(TRANSFERS + 8 * dice.below(64 * 8), &word),
             5 => self.write(GENERATIONS + 8 * dice.below(2 * 512), &word),

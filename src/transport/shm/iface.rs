@@ -462,6 +462,40 @@ impl ShmInterface {
         }
     }
 
+    /// As [`Interface::take`], once the head is published.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn take_behind(&mut self, wanted: &mut Wanted) -> Taken {
+        self.catch_up();
+        // SAFETY: the caller's promise.
+        unsafe { self.take(wanted) }
+    }
+
+    /// As [`Interface::take_in_place`], once it is.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn hold_behind(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
+        looks: u32,
+    ) -> Option<InPlace> {
+        self.catch_up();
+        // SAFETY: the caller's promise.
+        unsafe { self.take_in_place(id, header, mask, looks) }
+    }
+
+    fn catch_up(&mut self) {
+        if let Some(entry) = self.entries.get_mut(self.latest) {
+            entry.consumer.publish();
+        }
+    }
+
     /// As [`Interface::take_in_place`], for what is not inline, and where more is to be done.
     ///
     /// # Safety
@@ -627,6 +661,8 @@ impl Interface for ShmInterface {
             }
             Inline::Nothing => Taken::Nothing,
             // SAFETY: the caller's promise.
+            Inline::Behind => unsafe { self.take_behind(wanted) },
+            // SAFETY: the caller's promise.
             Inline::Other => unsafe { self.take_other(wanted) },
         }
     }
@@ -657,6 +693,8 @@ impl Interface for ShmInterface {
                 })
             }
             InlineInPlace::Nothing => None,
+            // SAFETY: the caller's promise.
+            InlineInPlace::Behind => unsafe { self.hold_behind(id, header, mask, looks) },
             // SAFETY: the caller's promise.
             InlineInPlace::Other => unsafe { self.hold_other(id, header, mask) },
         }

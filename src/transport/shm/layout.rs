@@ -3,7 +3,7 @@
 //! ```text
 //! offset    bytes
 //! 0x00000     128  magic, layout version
-//! 0x00080     128  consumer line, client to server    head, area_head, parked    written by the server
+//! 0x00080     128  consumer lines, client to server   head, area_head; parked    written by the server
 //! 0x00100     128  producer line, client to server    want_room                  written by the client
 //! 0x00200   64 Ki  1024 cells, client to server
 //! 0x11000          the same from server to client: lines, cells
@@ -88,7 +88,7 @@ pub(crate) const AREA_ALIGN: u64 = 64;
 /// Bytes of the whole segment.
 pub(crate) const SEGMENT: usize = 0x4a_b000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x1_1080];
@@ -125,8 +125,23 @@ pub(crate) struct ConsumerLine {
     pub(crate) head: AtomicU64,
     /// Position in the byte area up to which it is free again.
     pub(crate) area_head: AtomicU64,
-    /// Up while the receiver sleeps: ring it after publishing a message.
-    pub(crate) parked: Flag,
+    /// Up while the receiver sleeps: ring it after publishing a message. The sender looks at it with each message, and has it in its cache as long as
+    /// nothing is written beside it.
+    pub(crate) parked: Apart<Flag>,
+}
+
+/// In a line of its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// Written by the end that sends (the receiver only takes `want_room` down).
@@ -243,7 +258,7 @@ const _: () = {
         size_of::<Cell>() == 64 && offset_of!(Cell, content) == 8 && offset_of!(Content, body) == 8
     );
     assert!(size_of::<ConsumerLine>() == 128 && size_of::<ProducerLine>() == 128);
-    assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 16);
+    assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 64);
     assert!(align_of::<Cell>() == 64 && BODY_IN_CELL + MAX_INLINE == 64);
     assert!(offset_of!(Cell, content) + BODY_IN_CONTENT == BODY_IN_CELL);
     assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 3 * MAX_BCOPY as u64);

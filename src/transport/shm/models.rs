@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use super::{
     cells::RingMemory,
     doorbell::{Flag, LEFT_OUT, before_the_look},
-    layout::{CELLS, Cell, ConsumerLine, Content, MAX_INLINE, NEAR_CELLS, ProducerLine},
+    layout::{Apart, CELLS, Cell, ConsumerLine, Content, MAX_INLINE, NEAR_CELLS, ProducerLine},
     ring::{Consumer, Producer, PushError, Waiting},
 };
 use crate::util::loom::{Arc, AtomicU64, Ordering, UnsafeCell, fence, thread};
@@ -37,7 +37,7 @@ impl Ring {
             consumer: ConsumerLine {
                 head: AtomicU64::new(0),
                 area_head: AtomicU64::new(0),
-                parked: Flag::new(),
+                parked: Apart(Flag::new()),
             },
             producer: ProducerLine {
                 want_room: Flag::new(),

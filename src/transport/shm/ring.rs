@@ -76,7 +76,8 @@ const _: () = assert!(MAX_INLINE <= SHORTEST);
 /// Messages without a sleep after which the sender need not fence: a sleep costs some 3 µs more then.
 const CALM_AFTER: u64 = if cfg!(wharf_loom) { 1 } else { 4096 };
 
-/// How many cells before its turn a line is fetched.
+/// How many cells before its turn a line is fetched, once as many messages in a row were there: a line that its sender has not written yet would be taken from
+/// it, and cost the sender the way back (a tenth of the rate on two processors that keep up with each other, 30 November 2026).
 const AHEAD: u64 = 8;
 
 /// Cells whose lines a sender takes back at once.
@@ -462,6 +463,8 @@ impl Waiting {
 pub(crate) enum Inline {
     /// None there, or not wanted.
     Nothing,
+    /// None there yet, and the head is to be [published](Consumer::publish) meanwhile. Then ask once more.
+    Behind,
     /// Ask [`Consumer::take_wanted`].
     Other,
     Taken {
@@ -475,6 +478,8 @@ pub(crate) enum Inline {
 pub(crate) enum InlineInPlace {
     /// None there, or not wanted, or an earlier one stays.
     Nothing,
+    /// As of [`Inline`].
+    Behind,
     /// Ask [`Consumer::take_in_place`].
     Other,
     Held {
@@ -562,8 +567,8 @@ impl Consumer {
             self.streak = 0;
             return Ok(false);
         }
-        // A second message in a row: more are there, and each would cost the way to the sender's cache.
-        if self.streak > 1 {
+        // So many in a row: more are there, and each would cost the way to the sender's cache.
+        if self.streak > AHEAD {
             prefetch_read(self.cells.cell(self.head + AHEAD));
         }
         self.streak += 1;
@@ -606,6 +611,9 @@ impl Consumer {
     /// As there.
     #[inline(always)]
     pub(crate) unsafe fn take_inline(&mut self, wanted: &Wanted) -> Inline {
+        if self.is_behind(wanted.looks) {
+            return Inline::Behind;
+        }
         let Some(word) = self.look(wanted.looks) else {
             return Inline::Nothing;
         };
@@ -697,6 +705,16 @@ impl Consumer {
         Some((header, length))
     }
 
+    /// Whether who waits for the next message, and looks several times, publishes the head first: soon it would have to be, and then a message, or the answer to
+    /// it, would wait until the sender's processor has given its line.
+    #[inline(always)]
+    fn is_behind(&self, looks: u32) -> bool {
+        looks > 0
+            && self.head - self.published >= self.lag / 2
+            && !self.is_held()
+            && !self.has_message()
+    }
+
     /// The word of the next message, once it is there; looked for so many times more before it is said not to be.
     #[inline(always)]
     fn look(&mut self, mut looks: u32) -> Option<Word> {
@@ -728,6 +746,9 @@ impl Consumer {
         looks: u32,
     ) -> InlineInPlace {
         let wanted = header;
+        if self.is_behind(looks) {
+            return InlineInPlace::Behind;
+        }
         let Some(word) = self.look(looks) else {
             return InlineInPlace::Nothing;
         };
@@ -804,10 +825,10 @@ impl Consumer {
         Some((header, held))
     }
 
-    /// One more is taken. A second message in a row: more are there, and each would cost the way to the sender's cache.
+    /// One more is taken. So many in a row: more are there, and each would cost the way to the sender's cache.
     #[inline(always)]
     fn passed(&mut self) {
-        if self.streak > 1 {
+        if self.streak > AHEAD {
             prefetch_read(self.cells.cell(self.head + AHEAD));
         }
         self.streak += 1;
@@ -919,7 +940,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        transport::shm::layout::{Cell, ConsumerLine, Content, ProducerLine, WIDE},
+        transport::shm::layout::{Apart, Cell, ConsumerLine, Content, ProducerLine, WIDE},
         util::loom::{AtomicU64, UnsafeCell},
     };
 
@@ -961,7 +982,7 @@ mod tests {
             let line = || ConsumerLine {
                 head: AtomicU64::new(0),
                 area_head: AtomicU64::new(0),
-                parked: Flag::new(),
+                parked: Apart(Flag::new()),
             };
             Arc::new(Self {
                 far: (0..CELLS).map(|_| cell()).collect(),
@@ -1125,6 +1146,7 @@ mod tests {
         match unsafe { consumer.take_inline(&wanted) } {
             Inline::Taken { length, .. } => Some(length),
             Inline::Nothing => None,
+            Inline::Behind => unreachable!("it looks once"),
             // SAFETY: as above.
             Inline::Other => unsafe { consumer.take_wanted(&wanted) }.map(|(_, length)| length),
         }
@@ -1136,6 +1158,7 @@ mod tests {
         match unsafe { consumer.hold_inline(1, header, u64::MAX, 0) } {
             InlineInPlace::Held { held, .. } => Some(held),
             InlineInPlace::Nothing => None,
+            InlineInPlace::Behind => unreachable!("it looks once"),
             InlineInPlace::Other => {
                 // SAFETY: as above.
                 let held = unsafe { consumer.take_in_place(1, header, u64::MAX) };
@@ -1187,6 +1210,50 @@ mod tests {
         }
         assert!(!producer.cells.is_near() && !consumer.cells.is_near());
         assert_eq!(taken, producer.tail - 100);
+    }
+
+    /// Once for each half of what may be behind, and never while a message is read where it lies: its room is not given back.
+    #[test]
+    fn who_waits_publishes_the_head_meanwhile() {
+        let ring = Ring::new();
+        let (mut producer, mut consumer) = ends(&ring);
+        let head = || ring.consumer.head.load(Ordering::Relaxed);
+        let mut room = [0; 8];
+        let look = |consumer: &mut Consumer, room: &mut [u8]| {
+            let wanted = Wanted {
+                id: 1,
+                header: 0,
+                mask: 0,
+                address: room.as_mut_ptr(),
+                room: room.len(),
+                looks: 3,
+            };
+            // SAFETY: the room is there, and nobody else has it.
+            unsafe { consumer.take_inline(&wanted) }
+        };
+        for number in 1..=PUBLISH_CELLS / 2 {
+            assert!(matches!(look(&mut consumer, &mut room), Inline::Nothing));
+            assert!(producer.push_inline(1, 0, &[], &[]).is_ok());
+            let taken = look(&mut consumer, &mut room);
+            assert!(matches!(taken, Inline::Taken { .. }), "{number}: {taken:?}");
+            assert_eq!(head(), 0);
+        }
+        // A message that is there is taken first.
+        assert!(producer.push_inline(1, 0, &[], &[]).is_ok());
+        let taken = look(&mut consumer, &mut room);
+        assert!(matches!(taken, Inline::Taken { .. }), "{taken:?}");
+        assert!(matches!(look(&mut consumer, &mut room), Inline::Behind));
+        consumer.publish();
+        assert_eq!(head(), PUBLISH_CELLS / 2 + 1);
+        assert!(matches!(look(&mut consumer, &mut room), Inline::Nothing));
+        for _ in 0..PUBLISH_CELLS / 2 {
+            assert!(producer.push_inline(1, 0, &[], &[]).is_ok());
+        }
+        let held = in_place(&mut consumer, 0).expect("in its cell");
+        while matches!(look(&mut consumer, &mut room), Inline::Taken { .. }) {}
+        assert!(matches!(look(&mut consumer, &mut room), Inline::Nothing));
+        drop(held);
+        assert!(matches!(look(&mut consumer, &mut room), Inline::Behind));
     }
 
     #[test]
