@@ -615,8 +615,9 @@ impl Core {
     /// [taken in](Core::take_in_lent) after a while.
     fn lent(&mut self, link: LinkId, tag: Tag, mut rts: Announcement) -> Result<()> {
         let length = rts.length as usize;
-        if rts.length > Terms::EAGER.size || eager_need(length) > Terms::EAGER.size {
-            return Err(violation("a message that is too long to be lent"));
+        let is_long = rts.length > Terms::EAGER.size || eager_need(length) > Terms::EAGER.size;
+        if is_long || rts.segment != 0 {
+            return Err(violation("a message that is never lent"));
         }
         self.movers.ctx.hold_window(link, length)?;
         rts.is_lent = true;

@@ -312,7 +312,7 @@ impl Hostile {
         let timer = timer.expect("a timer");
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
-        offer.extend_from_slice(&10_u32.to_le_bytes());
+        offer.extend_from_slice(&11_u32.to_le_bytes());
         offer.extend_from_slice(&(SEGMENT as u32).to_le_bytes());
         offer.push(0);
         let framed = [&(offer.len() as u32).to_le_bytes()[..], &offer].concat();

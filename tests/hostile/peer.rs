@@ -463,10 +463,15 @@ impl Peer {
                 let op = self.own_op();
                 message(TAG_EAGER_SYNC, tag, body().u64(op).bytes(&payload))
             }
-            7..=10 => {
+            7..=9 => {
                 let (op, length) = (self.own_op(), Self::number(dice));
                 self.announce(op, length);
                 message(TAG_RTS, tag, self.rts(op, length, dice))
+            }
+            10 => {
+                let (op, length) = (self.own_op(), dice.length() as u64);
+                self.announce(op, length);
+                message(TAG_LENT, tag, self.rts(op, length, dice))
             }
             11..=13 if !self.may_send(tag, dice) => return None,
             11 => {

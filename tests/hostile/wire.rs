@@ -3,6 +3,7 @@
 pub(crate) const TAG_EAGER: u8 = 1;
 pub(crate) const TAG_EAGER_SYNC: u8 = 2;
 pub(crate) const TAG_RTS: u8 = 3;
+pub(crate) const TAG_LENT: u8 = 45;
 pub(crate) const TAG_RTR: u8 = 4;
 pub(crate) const FRAGMENT: u8 = 5;
 pub(crate) const DONE: u8 = 6;
