@@ -52,6 +52,7 @@ impl Unmatched {
     /// One that has waited for long enough.
     pub(in crate::worker) fn next_due(&mut self) -> Option<Waiting> {
         let passes = self.passes;
-        self.waiting.pop_front_if(|next| next.until <= passes)
+        let is_due = self.waiting.front()?.until <= passes;
+        is_due.then(|| self.waiting.pop_front()).flatten()
     }
 }
