@@ -160,7 +160,9 @@ impl Worker {
         let tag = tag.into();
         let taken = self.shared().ask(|engine| {
             engine.progress();
-            engine.core.take_unexpected(tag, mask)
+            let mut taken = engine.core.take_unexpected(tag, mask)?;
+            engine.ctx().take_in(&mut taken.message);
+            Some(taken)
         })??;
         Some(Matched::new(self.handle(), taken.arrival, taken.message))
     }
@@ -169,7 +171,8 @@ impl Worker {
 /// A tagged send; made by [`Endpoint::tag_send`].
 ///
 /// # Completion
-/// Resolves when the message is on its way and the source is free: at once for a short message, when the peer has it for a long one.
+/// Resolves when the message is on its way and the source is free: at once for a short message, when the peer has it for a long one, and for one of 32 to 66 KiB
+/// at either time ([tuning](crate::guide::tuning)), for which no receive is needed in either case.
 /// A synchronous send ([`TagSend::sync`]) resolves when a receive has matched it.
 ///
 /// # Cancel safety
@@ -251,7 +254,7 @@ impl Sending<'_> {
             && let Some(data) = buffer.as_run()
             && data.len() <= peer.eager
         {
-            return tried(try_eager(peer, self.tag, data.len(), || data));
+            return tried(try_eager(peer, self.tag, data.len(), true, || data));
         }
         self.attempt_other(peer)
     }
@@ -261,7 +264,9 @@ impl Sending<'_> {
     fn attempt_other(&self, peer: &mut Peer) -> Attempt {
         let buffer = self.buffer.get();
         if !self.sync && buffer.is_run_within(peer.eager) {
-            return tried(try_eager(peer, self.tag, buffer.len(), || buffer.host()));
+            return tried(try_eager(peer, self.tag, buffer.len(), false, || {
+                buffer.host()
+            }));
         }
         match admit_source(
             &self.endpoint.shared().context,

@@ -36,7 +36,7 @@
 //!
 //! A tagged message of 32 KiB or more that could leave at once goes through memory that both ends map, and is copied twice, or is *lent*: it stays where it is, and whichever end
 //! has time copies it once. Which is faster depends on the machine, too, and the sender measures it in the same way. A lent message takes its share of the window
-//! as one that has left, and its send waits for the peer's worker, not for a receive: what none takes for a while the worker copies. Nothing is lent where
+//! as one that has left, and its send waits for the peer's worker, not for a receive: what none takes for a while, or what is claimed, the worker copies. Nothing is lent where
 //! configuration says the threshold or the scheme, for a synchronous send, or where the kernel does not let the processes at each other's memory.
 //!
 //! Between network devices the receiver reads an announced message out of the sender's memory. With `WHARF_RNDV_SCHEME=put_zcopy` at the receiver the sender

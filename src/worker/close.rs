@@ -219,6 +219,10 @@ impl Core {
         if busy || !reader_gone && self.streams.has_unsent(link) {
             return;
         }
+        self.take_in_lent_of(link);
+        let Some(peer) = self.movers.ctx.peer(link) else {
+            return;
+        };
         peer.status = Status::Closing { sent: true };
         let answer = u64::from(peer.reason.is_some());
         let odd = peer.odd.as_mut().filter(|_| !reader_gone);

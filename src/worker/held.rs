@@ -40,6 +40,8 @@ pub(crate) fn quotas(limits: &Limits) -> [Amount; 3] {
 fn amount(message: &Unexpected) -> Amount {
     match &message.body {
         Body::Whole { data, credit, .. } if *credit > 0 => Amount::message(PLACE + data.len()),
+        // It has its share of the window, and may be copied at any time.
+        Body::Announced(rts) if rts.is_lent => Amount::message(PLACE + rts.length as usize),
         _ => Amount::message(PLACE),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::{
+    protocol::matching::Name,
     types::LinkId,
     worker::operations::{Body, Unexpected},
 };
@@ -10,7 +11,7 @@ use crate::{
 /// Passes that a receive has time for: some microseconds where nothing else is to be done.
 const PATIENCE: u64 = 64;
 
-/// What waits, in the order in which it came, some of which may have been matched.
+/// What waits, in the order in which it came. Some of it may be gone.
 #[derive(Default)]
 pub(crate) struct Unmatched {
     waiting: VecDeque<Waiting>,
@@ -18,11 +19,17 @@ pub(crate) struct Unmatched {
     passes: u64,
 }
 
-pub(in crate::worker) struct Waiting {
-    pub(in crate::worker) link: LinkId,
+struct Waiting {
+    link: LinkId,
     /// Of the sender.
-    pub(in crate::worker) op: u64,
+    op: u64,
     until: u64,
+}
+
+impl Waiting {
+    fn name(&self) -> Name {
+        Name::Announced(self.link, self.op)
+    }
 }
 
 impl Unmatched {
@@ -49,10 +56,21 @@ impl Unmatched {
         self.passes += 1;
     }
 
-    /// One that has waited for long enough.
-    pub(in crate::worker) fn next_due(&mut self) -> Option<Waiting> {
-        let passes = self.passes;
-        let is_due = self.waiting.front()?.until <= passes;
-        is_due.then(|| self.waiting.pop_front()).flatten()
+    /// The first one, and whether it has waited for long enough.
+    pub(in crate::worker) fn first(&self) -> Option<(Name, bool)> {
+        let first = self.waiting.front()?;
+        Some((first.name(), first.until <= self.passes))
+    }
+
+    pub(in crate::worker) fn forget_first(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    /// Those of one connection, which are not waited for any more.
+    pub(in crate::worker) fn forget_of(&mut self, link: LinkId) -> Vec<Name> {
+        let of_it = self.waiting.iter().filter(|waiting| waiting.link == link);
+        let names = of_it.map(Waiting::name).collect();
+        self.waiting.retain(|waiting| waiting.link != link);
+        names
     }
 }

@@ -23,23 +23,24 @@ use crate::{
 pub(in crate::worker) const TURN: u64 = 512 << 10;
 
 /// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way. `data`: its `length` bytes, asked for when
-/// there is room for them: the pieces of a list are put together then.
+/// there is room for them: the pieces of what is no run are put together then.
 #[inline]
 pub(crate) fn try_eager<'a>(
     peer: &mut Peer,
     tag: Tag,
     length: usize,
+    is_run: bool,
     data: impl FnOnce() -> &'a [u8],
 ) -> Result<(), Option<SendError>> {
     if !peer.queue.is_empty() || length > peer.eager {
         return Err(None);
     }
-    if length >= plan::LENT_FROM && peer.lends(length) {
-        return Err(None);
-    }
     if !peer.has_window(length) {
         // The window that comes back may be waiting to be read.
         return Err(Some(SendError::Full));
+    }
+    if is_run && length >= plan::LENT_FROM && peer.lends(length) {
+        return Err(None);
     }
     let Some(link) = peer.link.as_mut() else {
         return Err(None);

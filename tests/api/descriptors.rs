@@ -38,7 +38,7 @@ use crate::{
 
 /// Bytes of the segment of a connection, and how it is offered.
 const SEGMENT: i64 = 0x4a_b000;
-const LAYOUT: u32 = 10;
+const LAYOUT: u32 = 11;
 
 /// Of a frame of the set-up: a note.
 const NOTE: u32 = 1 << 31;

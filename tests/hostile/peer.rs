@@ -176,9 +176,8 @@ impl Peer {
     /// Learns from what the worker says.
     pub(crate) fn heard(&mut self, message: Message) {
         let known = match message.id {
-            TAG_RTS | AM_RTS | TAG_RTR | PULL | ROUTE | TAG_EAGER_SYNC | ASK_KEYS | WRITE => {
-                word(&message.body, 0)
-            }
+            TAG_RTS | TAG_LENT | AM_RTS | TAG_RTR | PULL | ROUTE | TAG_EAGER_SYNC | ASK_KEYS
+            | WRITE => word(&message.body, 0),
             PUT | GET | ATOMIC | SETTLE | PUT_LAYOUT | GET_LAYOUT | PUT_RTS | LAYOUT_RTS => {
                 message.header
             }
@@ -302,7 +301,7 @@ impl Peer {
         let op = word(&ask.body, 0);
         Some(match ask.id {
             TAG_EAGER_SYNC => done(op),
-            TAG_RTS | AM_RTS => match dice.below(8) {
+            TAG_RTS | TAG_LENT | AM_RTS => match dice.below(8) {
                 0 => done(op),
                 1 => nack(op, dice),
                 2 => {

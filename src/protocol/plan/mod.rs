@@ -96,8 +96,8 @@ pub(crate) const fn counts(length: usize) -> bool {
     length >= SHARE_FROM
 }
 
-/// Whether both ends copy a message, one chunk or another, or of several lent ones each the next; else the receiver alone does. `counted`: it came with such
-/// a word.
+/// Whether both ends copy a message, one chunk or another, and one of a single chunk whichever end comes first; else the receiver alone does. `counted`: it came
+/// with such a word.
 #[inline]
 pub(crate) const fn is_shared(cma: bool, counted: bool) -> bool {
     cma && counted

@@ -12,8 +12,8 @@
 //! A trial that goes badly ends early, and the next is farther away: where one way takes several times as long as the other, trials
 //! of it are what choosing costs. Where both ends map the memory of both and copy a half each, from 128 KiB on, nothing is tried.
 //!
-//! The sender of messages that may leave unasked, which are copied into the link then, or be lent, chooses in the same manner: for it those that leave are over at
-//! once, so the time of a run is all that passes, but for pauses.
+//! The sender of messages that may leave eagerly or be lent chooses in the same manner, and [`Way::Fragments`] means eagerly then. Those are over at once: so its runs
+//! are timed from send to send, pauses left out.
 //!
 //! What is timed is how long any message of the class was under way, from its match to its last byte, against the bytes of those
 //! that ended meanwhile. Pauses are no part of it, and it does not matter which began or ended together: the fragments of messages
@@ -147,6 +147,12 @@ impl Class {
         }
     }
 
+    /// Whether nothing has happened for so long that it is not counted.
+    fn has_paused(&self, clock: impl FnOnce() -> Instant) -> bool {
+        let timed = self.timed.as_ref().filter(|_| self.under_way == 0);
+        timed.is_some_and(|timed| clock().saturating_duration_since(timed.last) >= PAUSE)
+    }
+
     /// Counts the time since the last change, if something was under way; a sender's in any case, but for pauses.
     fn pass(&mut self, clock: impl FnOnce() -> Instant) {
         let Some(timed) = &mut self.timed else {
@@ -198,12 +204,14 @@ impl Class {
             return;
         };
         timed.bytes += length;
-        let cost = timed.time.as_nanos() as f64 / timed.bytes.max(1) as f64;
+        // Of nothing but pauses nothing is known.
+        let cost = timed.time.as_nanos() as f64 / timed.bytes as f64;
+        let is_known = timed.bytes > 0;
         let shown = if length >= LONG { 1 } else { 2 };
         let is_clear =
             || self.is_trial && self.ended >= self.most * shown && self.is_much_worse(cost);
-        if self.ended >= enough || is_clear() {
-            self.over(Some(cost));
+        if self.ended >= enough || is_known && is_clear() {
+            self.over(is_known.then_some(cost));
         }
     }
 
@@ -305,8 +313,10 @@ impl Ways {
         let class = self.class(length, false);
         let class = &mut self.classes[class];
         if class.way() == Way::Fragments {
+            // What it took after a pause is not known.
+            let counts = !class.has_paused(&clock);
             let run = class.began(&clock);
-            class.ended(run, length, clock);
+            class.ended(run, if counts { length } else { 0 }, clock);
         }
     }
 
@@ -664,14 +674,27 @@ mod tests {
     /// A sender that has nothing to send takes long for what it sends next: that says nothing about the way.
     #[test]
     fn pauses_of_a_sender_do_not_mislead() {
-        let (mut ways, mut now) = (Ways::of_sends(), Instant::now());
-        let mut lent = 0;
-        for pause in 0..1000 {
-            lent += sends(&mut ways, &mut now, [2000, 3000], 1 + pause * 7 % 200);
-            now += Duration::from_millis(10);
+        for (times, is_lent) in [([3000, 2000], true), ([2000, 3000], false)] {
+            let (mut ways, mut now) = (Ways::of_sends(), Instant::now());
+            let (mut sent, mut lent) = (0, 0);
+            for pause in 0..1000 {
+                let count = 1 + pause * 7 % 200;
+                sent += count;
+                lent += sends(&mut ways, &mut now, times, count);
+                now += Duration::from_millis(10);
+            }
+            let worse = if is_lent { sent - lent } else { lent };
+            assert!(worse < 10_000, "{worse} of {sent}");
+            assert!(ways.under_way.is_empty());
+            // One at a time says nothing at all.
+            for _ in 0..1000 {
+                sends(&mut ways, &mut now, [10, 10], 1);
+                now += Duration::from_millis(10);
+            }
+            let lent = sends(&mut ways, &mut now, times, 10_000);
+            let worse = if is_lent { 10_000 - lent } else { lent };
+            assert!(worse < 1000, "{worse} of 10,000");
         }
-        assert!(lent < 10_000, "{lent} of 100,000");
-        assert!(ways.under_way.is_empty());
     }
 
     /// What does not come is no measure, and holds nothing up.

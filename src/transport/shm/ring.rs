@@ -705,12 +705,12 @@ impl Consumer {
         Some((header, length))
     }
 
-    /// Whether who waits for the next message, and looks several times, publishes the head first: soon it would have to be, and then a message, or the answer to
-    /// it, would wait until the sender's processor has given its line.
+    /// Whether who waits for the next message, and looks several times, publishes the head first: soon that would be due, when the next message is there,
+    /// and its answer would wait in the store buffer for the line of the head.
     #[inline(always)]
     fn is_behind(&self, looks: u32) -> bool {
         looks > 0
-            && self.head - self.published >= self.lag / 2
+            && self.head - self.published >= (self.lag / 2).max(1)
             && !self.is_held()
             && !self.has_message()
     }

@@ -181,13 +181,15 @@ impl Movers {
     }
 
     /// Gives a whole or announced message to a posted receive or claim.
-    pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, message: Unexpected) {
+    pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, mut message: Unexpected) {
         let Some(entry) = self.ctx.operations.attach(key, message.link) else {
             return;
         };
         match &mut *entry.work {
             Work::Claim(post) => {
                 *post = None;
+                // It may be received much later, and its sender waits for no receive.
+                self.ctx.take_in(&mut message);
                 self.finish(key, Ended::Claimed(Box::new((order, message))));
             }
             Work::Recv(recv) => {

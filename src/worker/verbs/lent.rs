@@ -11,9 +11,9 @@ use crate::{
     },
     types::LinkId,
     worker::{
+        copy::STEPS,
         core::Core,
         ctx::Ctx,
-        lent::Waiting,
         operations::{Body, Unexpected},
     },
 };
@@ -25,37 +25,23 @@ impl Ctx {
             self.consumed(link, eager_cost(rts.length as usize));
         }
     }
-}
 
-impl Core {
-    /// Once in each pass: copies what has waited for long enough. How many.
-    pub(crate) fn take_in_lent(&mut self) -> usize {
-        let mut taken = 0;
-        self.movers.ctx.unmatched.pass();
-        while let Some(Waiting { link, op, .. }) = self.movers.ctx.unmatched.next_due() {
-            if let Some(mut waiting) = self.take_named(Name::Announced(link, op)) {
-                taken += 1;
-                self.movers.ctx.take_in(&mut waiting.message);
-                self.return_unexpected(waiting.arrival, waiting.message);
-            }
-        }
-        taken
-    }
-}
-
-impl Ctx {
-    /// Copies a lent message. One that cannot be copied is as good as announced: whoever receives it is told why.
-    fn take_in(&mut self, message: &mut Unexpected) {
+    /// Copies a lent message, where it stands. One that cannot be copied is as good as announced: it waits for its receive, which is told why.
+    pub(crate) fn take_in(&mut self, message: &mut Unexpected) {
         let link = message.link;
         let Body::Announced(rts) = &mut message.body else {
             return;
         };
+        // Of another message, perhaps, with the number of one that is gone.
+        if !rts.is_lent {
+            return;
+        }
         let length = rts.length as usize;
-        let data = self.one_copy(link).and_then(|one_copy| {
+        let copied = self.one_copy(link).and_then(|one_copy| {
             let remote = one_copy.reach(0, 0, length, rts.address, false)?;
             remote.fetch(&one_copy.pair, one_copy.cma.as_ref(), length)
         });
-        let Some(data) = data else {
+        let Some(data) = copied else {
             self.lent_over(link, rts);
             rts.is_lent = false;
             return;
@@ -71,10 +57,43 @@ impl Ctx {
     }
 }
 
+impl Core {
+    /// Once in each pass: copies some of what has waited for long enough. How many.
+    pub(crate) fn take_in_lent(&mut self) -> usize {
+        let mut taken = 0;
+        self.movers.ctx.unmatched.pass();
+        while let Some((name, is_due)) = self.movers.ctx.unmatched.first() {
+            let is_here = self.unexpected.has(name);
+            if is_here && (!is_due || taken == STEPS) {
+                break;
+            }
+            self.movers.ctx.unmatched.forget_first();
+            taken += usize::from(is_here);
+            self.take_in_named(name);
+        }
+        taken
+    }
+
+    /// A connection is about to close: what could have come unasked has come. What is lent after that comes too late, as what is announced.
+    pub(crate) fn take_in_lent_of(&mut self, link: LinkId) {
+        for name in self.movers.ctx.unmatched.forget_of(link) {
+            self.take_in_named(name);
+        }
+    }
+
+    fn take_in_named(&mut self, name: Name) {
+        if let Some(mut taken) = self.take_named(name) {
+            self.movers.ctx.take_in(&mut taken.message);
+            self.return_unexpected(taken.arrival, taken.message);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
+        config::Limits,
         error::ErrorKind,
         memory::{Buffer, BufferMut},
         protocol::{EAGER_WINDOW, control::Rts},
@@ -198,6 +217,94 @@ mod tests {
             let taken = engine.core.take_unexpected(TAG, Mask::ALL).expect("kept");
             let is_lent = matches!(&taken.message.body, Body::Announced(rts) if rts.is_lent);
             assert!(!is_lent, "it would be tried again");
+        });
+        pair.end();
+    }
+
+    /// What is kept for a peer has a limit, whichever way it comes.
+    #[tokio::test]
+    async fn what_there_is_no_room_for_ends_the_connection() {
+        let least = Limits::default().each_connection(|quota| quota.unexpected_bytes(1 << 12));
+        let pair = Pair::of(crate::Context::builder().limits(least)).await;
+        let link = pair.link;
+        let source = pattern(6);
+        pair.here.shared.with(|engine| {
+            let error = lend(engine, link, rts(1, &source)).expect_err("too much");
+            assert_eq!(error.kind(), ErrorKind::Exhausted);
+        });
+        pair.end();
+    }
+
+    /// Whoever has the claim may take as long as it likes.
+    #[tokio::test]
+    async fn what_is_claimed_is_copied_at_once() {
+        let pair = Pair::new().await;
+        let link = pair.link;
+        let mut source = pattern(8);
+        pair.here.shared.with(|engine| {
+            let operations = &mut engine.core.movers.ctx.operations;
+            let key = operations.insert(None, false, Work::Claim(None));
+            lend(engine, link, rts(1, &source)).expect("kept");
+            let taken = engine.core.take_unexpected(TAG, Mask::ALL).expect("kept");
+            let movers = &mut engine.core.movers;
+            movers.hand_over(key, taken.arrival, taken.message);
+            engine.core.act();
+            assert_eq!(held(engine, link), (0, eager_cost(LENGTH)));
+            source.fill(0);
+            let outcome = engine.core.take_outcome(key).expect("over");
+            let Outcome::Claimed(Ok(claimed)) = outcome else {
+                panic!("{outcome:?}");
+            };
+            let mut buffer = BufferMut::from(vec![0; LENGTH]);
+            let arrival = engine.ctx().take_whole(&mut buffer, claimed.1);
+            assert_eq!(arrival.expect("whole").length, LENGTH);
+            assert_eq!(buffer.as_slice().expect("of the host"), pattern(8));
+            assert_eq!(held(engine, link), (0, 0));
+        });
+        pair.end();
+    }
+
+    /// A peer that gives the number of a lent message that is gone to one that is announced, of any length.
+    #[tokio::test]
+    async fn what_was_announced_under_the_same_number_stays() {
+        let pair = Pair::new().await;
+        let link = pair.link;
+        let source = pattern(9);
+        pair.here.shared.with(|engine| {
+            lend(engine, link, rts(1, &source)).expect("kept");
+            let cancel = engine.core.message(link, control::CANCEL, 1, &[]);
+            cancel.expect("in order");
+            let long = Rts {
+                length: 1 << 62,
+                ..rts(1, &source)
+            };
+            let announced = long.encode();
+            let announced = engine
+                .core
+                .message(link, control::TAG_RTS, TAG.0, &announced);
+            announced.expect("kept");
+            passes(engine);
+            assert_eq!(held(engine, link), (1, 0));
+            let taken = engine.core.take_unexpected(TAG, Mask::ALL).expect("kept");
+            assert!(matches!(taken.message.body, Body::Announced(_)));
+        });
+        pair.end();
+    }
+
+    /// An end that closes keeps what could have come unasked, and its sender is told that it has come.
+    #[tokio::test]
+    async fn who_closes_has_what_was_lent() {
+        let pair = Pair::new().await;
+        let link = pair.link;
+        let source = pattern(10);
+        pair.here.shared.with(|engine| {
+            for op in 0..8 {
+                lend(engine, link, rts(op, &source)).expect("kept");
+            }
+            engine.core.take_in_lent_of(link);
+            assert_eq!(held(engine, link), (0, 8 * eager_cost(LENGTH)));
+            assert_eq!(engine.core.unexpected.len(), 8);
+            assert_eq!(passes(engine), 0);
         });
         pair.end();
     }

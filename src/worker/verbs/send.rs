@@ -73,7 +73,7 @@ impl Ctx {
         if !peer.is_open() {
             return None;
         }
-        match try_eager(peer, tag, data.len(), || data) {
+        match try_eager(peer, tag, data.len(), true, || data) {
             Ok(()) => Some(Ok(())),
             Err(Some(SendError::Failed(error))) => Some(Err(error)),
             Err(_) => None,
@@ -303,9 +303,15 @@ impl Movers {
             _ => return Ok(Step::Sent),
         };
         if matches!(step, Step::Sent) {
-            self.finish(key, Ended::Done(Ok(())));
+            self.all_sent(link_id, key);
         }
         Ok(step)
+    }
+
+    /// All of an operation has left: of a lent message, too, that was asked for in fragments.
+    fn all_sent(&mut self, link: LinkId, key: OpKey) {
+        self.ctx.way_over(Some(link), key, true);
+        self.finish(key, Ended::Done(Ok(())));
     }
 
     /// A send of which nothing has left goes unasked, or is announced.
