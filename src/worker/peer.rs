@@ -18,7 +18,10 @@ use crate::{
     protocol::{
         ANNOUNCEMENTS, control,
         ledger::AccountId,
-        plan::ways::{Way, Ways},
+        plan::{
+            LENT_FROM,
+            ways::{Way, Ways},
+        },
         thresholds::Lending,
         window::{ReceiveWindow, SHORT, SendWindow, Terms, eager_cost, eager_need},
     },
@@ -529,34 +532,44 @@ impl Peer {
         self.queue.len() < READY
     }
 
-    /// Whether a message that could leave unasked is lent now: it is no shorter than [`LENT_FROM`](crate::protocol::plan::LENT_FROM).
-    #[cold]
+    /// Whether a message that could leave unasked is lent now.
+    #[inline]
     pub(crate) fn lends(&self, length: usize) -> bool {
-        let sends = self
-            .one_copy
-            .as_ref()
-            .and_then(|one_copy| one_copy.sends.as_ref());
+        length >= LENT_FROM && self.lends_long(length)
+    }
+
+    #[cold]
+    fn lends_long(&self, length: usize) -> bool {
+        let one_copy = self.one_copy.as_ref();
+        let sends = one_copy.and_then(|one_copy| one_copy.sends.as_ref());
         sends.is_some_and(|sends| sends.now(length) == Way::OneCopy) && self.may_announce()
     }
 
     /// A message is lent: it counts against the window like one that left.
     pub(crate) fn lent(&mut self, key: OpKey, length: usize) {
         self.take_window(length);
-        if let Some(one_copy) = &mut self.one_copy
-            && let Some(sends) = &mut one_copy.sends
-        {
+        if let Some(sends) = self.sends() {
             sends.lends(key, length, Instant::now);
         }
     }
 
-    /// A message of at least [`LENT_FROM`](crate::protocol::plan::LENT_FROM) has left unasked.
-    #[cold]
+    /// A message that could have been lent has left unasked, if it is so long.
+    #[inline]
     pub(crate) fn left(&mut self, length: usize) {
-        if let Some(one_copy) = &mut self.one_copy
-            && let Some(sends) = &mut one_copy.sends
-        {
+        if length >= LENT_FROM {
+            self.left_long(length);
+        }
+    }
+
+    #[cold]
+    fn left_long(&mut self, length: usize) {
+        if let Some(sends) = self.sends() {
             sends.left(length, Instant::now);
         }
+    }
+
+    fn sends(&mut self) -> Option<&mut Ways> {
+        self.one_copy.as_mut()?.sends.as_mut()
     }
 
     /// Whether announced messages of the peer can still be matched: not when it has been told that this side is done.

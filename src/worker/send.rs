@@ -39,7 +39,7 @@ pub(crate) fn try_eager<'a>(
         // The window that comes back may be waiting to be read.
         return Err(Some(SendError::Full));
     }
-    if is_run && length >= plan::LENT_FROM && peer.lends(length) {
+    if is_run && peer.lends(length) {
         return Err(None);
     }
     let Some(link) = peer.link.as_mut() else {
@@ -57,9 +57,7 @@ pub(crate) fn try_eager<'a>(
     }
     peer.take_window(data.len());
     trace::operation("tag send", data.len(), "eager");
-    if length >= plan::LENT_FROM {
-        peer.left(length);
-    }
+    peer.left(length);
     Ok(())
 }
 

@@ -140,6 +140,14 @@ mod tests {
         passes
     }
 
+    /// The bytes of a message that was kept.
+    fn bytes(engine: &mut Engine, message: Unexpected) -> Vec<u8> {
+        let mut buffer = BufferMut::from(vec![0; LENGTH]);
+        let arrival = engine.ctx().take_whole(&mut buffer, message);
+        assert_eq!(arrival.expect("whole").length, LENGTH);
+        buffer.as_slice().expect("of the host").to_vec()
+    }
+
     /// Announcements that are held, and what of the window is.
     fn held(engine: &mut Engine, link: LinkId) -> (usize, u64) {
         let peer = engine.ctx().peer(link).expect("connected");
@@ -162,10 +170,7 @@ mod tests {
         source.fill(0);
         pair.here.shared.with(|engine| {
             let taken = engine.core.take_unexpected(TAG, Mask::ALL).expect("kept");
-            let mut buffer = BufferMut::from(vec![0; LENGTH]);
-            let arrival = engine.ctx().take_whole(&mut buffer, taken.message);
-            assert_eq!(arrival.expect("whole").length, LENGTH);
-            assert_eq!(buffer.as_slice().expect("of the host"), pattern(1));
+            assert_eq!(bytes(engine, taken.message), pattern(1));
             assert_eq!(held(engine, link), (0, 0));
         });
         pair.end();
@@ -255,10 +260,7 @@ mod tests {
             let Outcome::Claimed(Ok(claimed)) = outcome else {
                 panic!("{outcome:?}");
             };
-            let mut buffer = BufferMut::from(vec![0; LENGTH]);
-            let arrival = engine.ctx().take_whole(&mut buffer, claimed.1);
-            assert_eq!(arrival.expect("whole").length, LENGTH);
-            assert_eq!(buffer.as_slice().expect("of the host"), pattern(8));
+            assert_eq!(bytes(engine, claimed.1), pattern(8));
             assert_eq!(held(engine, link), (0, 0));
         });
         pair.end();
@@ -393,10 +395,7 @@ mod tests {
         pair.there.shared.with(|engine| {
             for seed in 0..10 {
                 let taken = engine.core.take_unexpected(TAG, Mask::ALL).expect("kept");
-                let mut buffer = BufferMut::from(vec![0; LENGTH]);
-                let arrival = engine.ctx().take_whole(&mut buffer, taken.message);
-                assert_eq!(arrival.expect("whole").length, LENGTH);
-                assert_eq!(buffer.as_slice().expect("of the host"), pattern(seed));
+                assert_eq!(bytes(engine, taken.message), pattern(seed));
             }
             assert_eq!(engine.ctx().counts.cma.count, 10);
         });

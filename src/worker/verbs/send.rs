@@ -11,7 +11,6 @@ use crate::{
     memory::Buffer,
     protocol::{
         control::{self, Rts},
-        plan,
         window::eager_cost,
     },
     trace,
@@ -340,9 +339,8 @@ impl Movers {
             return Ok(Step::Held);
         }
         let length = send.buffer.len();
-        let lends = || !send.sync && send.buffer.as_run().is_some() && peer.lends(length);
-        let is_lent =
-            unasked && is_tagged && length >= plan::LENT_FROM && peer.reason.is_none() && lends();
+        let may_lend = unasked && is_tagged && !send.sync && peer.reason.is_none();
+        let is_lent = may_lend && peer.lends(length) && send.buffer.as_run().is_some();
         if !unasked || is_lent {
             if let Some(offer) = send.announce(peer, key, self.scheme, is_lent)? {
                 self.offered(link, key, offer);
@@ -361,7 +359,7 @@ impl Movers {
             send.send_unasked(&mut outlet, peer.short)?;
             if is_tagged {
                 peer.take_window(length);
-                if length >= plan::LENT_FROM && !send.sync {
+                if !send.sync {
                     peer.left(length);
                 }
             }
