@@ -34,6 +34,8 @@ const LENGTHS: [usize; 12] = [
 ];
 /// Bytes of each task's exposed memory.
 const EXPOSED: usize = 1 << 20;
+/// Within which memory stops growing.
+const PHASES: u32 = 8;
 
 /// A small generator, so that a failing run can be repeated by its seed.
 struct Dice(u64);
@@ -410,7 +412,8 @@ fn soak(transports: &str, length: Duration) {
         .expect("a runtime");
     let before = open_fds();
     let rounds = Arc::new(AtomicU64::new(0));
-    let (begin, grown, mapped) = runtime.block_on(watchdog(length + 2 * LIMIT, async {
+    let limit = length * (PHASES + 1) / 2 + 2 * LIMIT;
+    let at_rest = runtime.block_on(watchdog(limit, async {
         let context = Context::builder()
             .transports(transports)
             .expect("known")
@@ -431,12 +434,23 @@ fn soak(transports: &str, length: Duration) {
                 number: 0,
             });
         }
-        // Once every length has been used by every task there is nothing new to allocate.
-        let tasks = phase(tasks, length / 2, &rounds).await;
-        let (begin, mapped) = (resident(), mappings());
-        let tasks = phase(tasks, length / 2, &rounds).await;
-        let grown = resident();
-        let mapped = (mapped, mappings());
+        // Once every length has been used by every task there is nothing new to allocate. But a page of what was allocated counts from its first use
+        // on, and a slow machine comes to few of them in a phase. What leaks grows in each.
+        let mut tasks = phase(tasks, length / 2, &rounds).await;
+        let mut at_rest = false;
+        for _ in 0..PHASES {
+            let (begin, mapped) = (resident(), mappings());
+            tasks = phase(tasks, length / 2, &rounds).await;
+            let (grown, mappings) = (resident(), mappings());
+            eprintln!(
+                "{transports}: {} rounds, {begin} KiB and {mapped} mappings, {grown} KiB and {mappings} later",
+                rounds.load(Ordering::Relaxed)
+            );
+            at_rest = grown < begin + begin / 8 + 8192 && mappings < mapped + 64;
+            if at_rest {
+                break;
+            }
+        }
         for worker in &workers {
             assert_eq!(worker.in_flight(), 0, "operations left in a table");
         }
@@ -449,20 +463,12 @@ fn soak(transports: &str, length: Duration) {
                 .await
                 .expect("all closed");
         }
-        (begin, grown, mapped)
+        at_rest
     }));
     drop(runtime);
     let rounds = rounds.load(Ordering::Relaxed);
-    eprintln!(
-        "{transports}: {rounds} rounds, {begin} KiB and {} mappings half way, {grown} KiB and {} at the end",
-        mapped.0, mapped.1
-    );
-    assert!(mapped.1 < mapped.0 + 64, "mappings grow: {mapped:?}");
     assert!(rounds > TASKS as u64, "hardly anything was done");
-    assert!(
-        grown < begin + begin / 8 + 8192,
-        "memory grows: {begin} KiB half way, {grown} KiB at the end"
-    );
+    assert!(at_rest, "{transports}: memory or mappings grow");
     // Queue pairs, and then what they are made in, are given back in the background: on devices that takes a while.
     // What the runtime and the first use of the system's name service keep open is counted in both.
     let what = format!("the end of all but {before} file descriptors and 4");
