@@ -127,6 +127,7 @@
 //! |---|---|---|
 //! | `cuda`, `rocm`, `gaudi` | device memory of NVIDIA, AMD, and Intel's Gaudi cards | yes |
 //! | `verbs` | InfiniBand and RoCE | yes |
+//! | `secret` | a secret that both ends of every connection must know: [`ContextBuilder::secret`] | yes |
 //! | `graviola` | keys multiplied by assembler, on x86-64 and AArch64: each connection in less time | yes |
 //! | `channel` | groups of processes and channels: [`channel`]; with `cuda`, device channels | yes |
 //! | `tls` | TCP under TLS | no |
@@ -158,6 +159,7 @@
         feature = "cuda",
         feature = "gaudi",
         feature = "rocm",
+        feature = "secret",
         feature = "verbs",
         feature = "tls"
     )),

@@ -111,7 +111,8 @@ impl ContextBuilder {
 
     /// A secret that both ends of every connection must know. They prove it to each other before they tell anything of
     /// themselves, by a password-authenticated key exchange (CPace): who does not know it can try one guess with each connection, and none
-    /// without.
+    /// without. Feature `secret`, on by default.
+    #[cfg(feature = "secret")]
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self

@@ -85,7 +85,7 @@ impl Opening {
         random: &Random,
     ) -> Self {
         let ephemeral = own.public();
-        let pake = secret.map(|secret| Pake::new(secret, &ephemeral.0, random));
+        let pake = Pake::new(secret, &ephemeral.0, random);
         let hello = ClientHello {
             versions: Versions {
                 min: VERSION_MIN,
@@ -248,7 +248,7 @@ impl Greeting {
         if client.share.is_some() != secret.is_some() {
             return Err(unequal());
         }
-        let pake = secret.map(|secret| Pake::new(secret, &client.ephemeral.0, random));
+        let pake = Pake::new(secret, &client.ephemeral.0, random);
         let version = client.versions.newest()?;
         let hello = ServerHello {
             versions: Versions {

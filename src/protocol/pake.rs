@@ -13,71 +13,114 @@
 //!
 //! After draft-irtf-cfrg-cpace, with the names and lengths of this protocol.
 
-use curve25519_dalek::{RistrettoPoint, Scalar, ristretto::CompressedRistretto};
-use hmac_sha256::{HKDF, HMAC};
-use zeroize::Zeroizing;
-
-use super::{keys::Agreed, wire::malformed};
+use super::keys::Agreed;
 use crate::error::Result;
 
 /// What goes over the wire.
 pub(crate) type Share = [u8; 32];
 
-/// One end's part.
-pub(crate) struct Pake {
-    own: Zeroizing<Scalar>,
-    share: Share,
-}
+#[cfg(feature = "secret")]
+pub(crate) use curve::Pake;
+#[cfg(not(feature = "secret"))]
+pub(crate) use none::Pake;
 
-impl Pake {
-    /// `session` is unlike that of any other handshake, and the same at both ends; `random` is known to nobody else.
-    pub(crate) fn new(secret: &[u8], session: &[u8; 32], random: &[u8; 64]) -> Self {
-        let mut chosen = Zeroizing::new([0; 64]);
-        let extracted = Zeroizing::new(HKDF::extract(session, secret));
-        HKDF::expand(&mut *chosen, *extracted, b"wharf CPace base");
-        let base = RistrettoPoint::from_uniform_bytes(&chosen);
-        let own = Zeroizing::new(Scalar::from_bytes_mod_order_wide(random));
-        let share = (base * *own).compress().to_bytes();
-        Self { own, share }
+#[cfg(feature = "secret")]
+mod curve {
+    use curve25519_dalek::{RistrettoPoint, Scalar, ristretto::CompressedRistretto};
+    use hmac_sha256::{HKDF, HMAC};
+    use zeroize::Zeroizing;
+
+    use super::{Agreed, Result, Share};
+    use crate::protocol::wire::malformed;
+
+    /// One end's part.
+    pub(crate) struct Pake {
+        own: Zeroizing<Scalar>,
+        share: Share,
     }
 
-    pub(crate) fn share(&self) -> Share {
-        self.share
-    }
-
-    /// The key, with the other end's share. `first` is the client's share, `second` the server's: one of them is this end's own.
-    ///
-    /// # Errors
-    /// `Malformed`: theirs is no point, or one that has the same in common with all.
-    pub(crate) fn key(&self, theirs: &Share, (first, second): (&Share, &Share)) -> Result<Agreed> {
-        let point = CompressedRistretto(*theirs).decompress();
-        let point = point.ok_or_else(|| malformed("the peer's share of the secret is no point"))?;
-        let common = (point * *self.own).compress();
-        if common.to_bytes() == [0; 32] {
-            return Err(malformed("the peer's share of the secret is none"));
+    impl Pake {
+        /// Where there is a secret. `session` is unlike that of any other handshake, and the same at both ends; `random` is known to nobody else.
+        pub(crate) fn new(
+            secret: Option<&[u8]>,
+            session: &[u8; 32],
+            random: &[u8; 64],
+        ) -> Option<Self> {
+            let mut chosen = Zeroizing::new([0; 64]);
+            let extracted = Zeroizing::new(HKDF::extract(session, secret?));
+            HKDF::expand(&mut *chosen, *extracted, b"wharf CPace base");
+            let base = RistrettoPoint::from_uniform_bytes(&chosen);
+            let own = Zeroizing::new(Scalar::from_bytes_mod_order_wide(random));
+            let share = (base * *own).compress().to_bytes();
+            Some(Self { own, share })
         }
-        let mut key = HMAC::new(common.as_bytes());
-        key.update(b"wharf CPace key");
-        key.update(first);
-        key.update(second);
-        Ok(Agreed::new(key.finalize()))
+
+        pub(crate) fn share(&self) -> Share {
+            self.share
+        }
+
+        /// The key, with the other end's share. `first` is the client's share, `second` the server's: one of them is this end's own.
+        ///
+        /// # Errors
+        /// `Malformed`: theirs is no point, or one that has the same in common with all.
+        pub(crate) fn key(
+            &self,
+            theirs: &Share,
+            (first, second): (&Share, &Share),
+        ) -> Result<Agreed> {
+            let point = CompressedRistretto(*theirs).decompress();
+            let point =
+                point.ok_or_else(|| malformed("the peer's share of the secret is no point"))?;
+            let common = (point * *self.own).compress();
+            if common.to_bytes() == [0; 32] {
+                return Err(malformed("the peer's share of the secret is none"));
+            }
+            let mut key = HMAC::new(common.as_bytes());
+            key.update(b"wharf CPace key");
+            key.update(first);
+            key.update(second);
+            Ok(Agreed::new(key.finalize()))
+        }
     }
 }
 
-#[cfg(test)]
+/// Left out of this build, in which no context can be given a secret.
+#[cfg(not(feature = "secret"))]
+mod none {
+    use super::{Agreed, Result, Share};
+
+    pub(crate) enum Pake {}
+
+    impl Pake {
+        pub(crate) fn new(secret: Option<&[u8]>, _: &[u8; 32], _: &[u8; 64]) -> Option<Self> {
+            assert!(secret.is_none(), "this build knows no secrets");
+            None
+        }
+
+        pub(crate) fn share(&self) -> Share {
+            match *self {}
+        }
+
+        pub(crate) fn key(&self, _: &Share, _: (&Share, &Share)) -> Result<Agreed> {
+            match *self {}
+        }
+    }
+}
+
+#[cfg(all(test, feature = "secret"))]
 mod tests {
     use super::*;
 
     fn part(secret: &[u8], session: u8, random: u8) -> Pake {
-        Pake::new(secret, &[session; 32], &[random; 64])
+        Pake::new(Some(secret), &[session; 32], &[random; 64]).expect("a secret")
     }
 
     fn key(own: &Pake, first: &Pake, second: &Pake) -> [u8; 32] {
-        let theirs = match own.share == first.share {
+        let theirs = match own.share() == first.share() {
             true => second,
             false => first,
         };
-        *own.key(&theirs.share, (&first.share, &second.share))
+        *own.key(&theirs.share(), (&first.share(), &second.share()))
             .expect("a key")
     }
 
@@ -97,7 +140,9 @@ mod tests {
     fn what_is_no_share_is_refused() {
         let one = part(b"sesame", 1, 1);
         for share in [[0; 32], [0xff; 32], [1; 32]] {
-            let error = one.key(&share, (&one.share, &share)).expect_err("no share");
+            let error = one
+                .key(&share, (&one.share(), &share))
+                .expect_err("no share");
             assert_eq!(error.kind(), crate::ErrorKind::Malformed, "{share:?}");
         }
     }
