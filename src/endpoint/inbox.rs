@@ -14,7 +14,7 @@ use futures::Stream;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
-    util::lock::Mutex,
+    util::{lock::Mutex, tasks::spawn},
     worker::{
         Handle,
         door::Begun,
@@ -447,7 +447,7 @@ impl Wake for Runner {
             }
         }
         // Still marked as running.
-        handle.shared.runtime.spawn(async move { self.wake() });
+        spawn(&handle.shared.runtime, async move { self.wake() });
     }
 }
 

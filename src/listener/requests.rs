@@ -22,6 +22,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
     types::WorkerId,
+    util::tasks::spawn,
     worker::connect::{self, Place, Request},
 };
 
@@ -278,7 +279,7 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         if let Some(mut request) = self.request.take() {
             let runtime = request.shared.runtime.clone();
-            runtime.spawn(async move {
+            spawn(&runtime, async move {
                 connect::refuse(
                     &mut request.channel,
                     &Error::new(

@@ -12,6 +12,7 @@ pub(crate) mod secret;
 pub(crate) mod seldom;
 pub(crate) mod slicing;
 pub(crate) mod tally;
+pub(crate) mod tasks;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod waiters;

@@ -7,6 +7,7 @@ use crate::{
     sys::fork,
     transport::{Accelerator, LocalKeys, Registering},
     types::{LinkId, OpKey},
+    util::tasks::{spawn, spawn_blocking},
     worker::{
         core::Core,
         device::{Open, engines::Reports, pool::Pinned, route::What},
@@ -63,7 +64,7 @@ impl Errands for OffLock {
                     .opened(slot, opened.map(Opened::take))
                     .map(Opened::new)
             });
-            let _task = shared.runtime.spawn_blocking(move || {
+            let _task = spawn_blocking(&shared.runtime, move || {
                 let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
                 opening.end(opened);
             });
@@ -85,7 +86,7 @@ impl Errands for OffLock {
                         engine.told(|movers| movers.ctx.export_ended(loan, result));
                         None
                     });
-                    let _task = shared.runtime.spawn_blocking(move || {
+                    let _task = spawn_blocking(&shared.runtime, move || {
                         let exported = accelerator.export(address, length);
                         // Before anybody is told, and without the lock.
                         drop(source);
@@ -101,7 +102,7 @@ impl Errands for OffLock {
                         engine.told(|movers| movers.import_ended(key, result));
                         None
                     });
-                    let _task = shared.runtime.spawn(async move {
+                    let _task = spawn(&shared.runtime, async move {
                         found.end(accelerator.import(&descriptor, &peer).await);
                     });
                 }
@@ -111,7 +112,7 @@ impl Errands for OffLock {
 
     fn wait(&self, work: Long) -> Box<dyn Send> {
         self.begin(move |shared, worker| {
-            shared.runtime.spawn(async move {
+            spawn(&shared.runtime, async move {
                 let told = work.await;
                 if let Some(shared) = worker.upgrade() {
                     shared.with(|engine| engine.told(told));

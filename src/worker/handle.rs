@@ -14,6 +14,7 @@ use crate::{
     memory::region::RegionWatcher,
     protocol::{goodbye::Leaves, ledger::Ledger},
     sys::fork,
+    util::tasks::spawn,
     worker::{
         aside::Aside,
         connect::{self, wireup::Wireup},
@@ -99,7 +100,7 @@ impl Handle {
                 .map_err(|error| Error::io("the worker's thread", error))?;
             let mut stopped = shared.stopped.subscribe();
             let ends = Ends(shared.clone());
-            shared.runtime.spawn(async move {
+            spawn(&shared.runtime, async move {
                 let _ends = ends;
                 drop(stopped.wait_for(|stopped| *stopped).await);
             });
@@ -111,7 +112,7 @@ impl Handle {
                 let _ends = ends;
                 reactor.await;
             };
-            shared.runtime.spawn(drives.instrument(span));
+            spawn(&shared.runtime, drives.instrument(span));
         }
         Ok(Arc::new(Self {
             shared,
@@ -228,7 +229,7 @@ impl Drop for Handle {
         let runtime = shared.runtime.clone();
         let stops = Stops(shared, SHUT_DOWN);
         // On a runtime that is gone the task is dropped at once, else with the runtime, and with it the connections.
-        runtime.spawn(async move {
+        spawn(&runtime, async move {
             if let Err(error) = Self::shutdown(&stops.0, DROP_DEADLINE).await {
                 tracing::warn!(target: "wharf::worker", %error, "a worker was dropped with connections open");
             }

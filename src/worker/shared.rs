@@ -36,7 +36,7 @@ use crate::{
     },
     transport::{Connector, Pair, Reach},
     types::{LinkId, OpKey, WorkerId},
-    util::{lock::RwLock, wake::wake_all, waker_slot::WakerSlot},
+    util::{lock::RwLock, tasks::spawn, wake::wake_all, waker_slot::WakerSlot},
     worker::{
         connect::{Accepted, wireup::Wireup},
         engine::Engine,
@@ -229,7 +229,7 @@ impl Shared {
     #[cold]
     fn runtime_or(&self, error: Error, operation: Operation) -> Error {
         // A runtime that is ending takes no task.
-        let refused = self.runtime.spawn(async {}).now_or_never();
+        let refused = spawn(&self.runtime, async {}).now_or_never();
         match refused {
             Some(Err(refused)) if refused.is_cancelled() => {
                 Error::new(ErrorKind::Closed, RUNTIME_ENDED).during(operation)

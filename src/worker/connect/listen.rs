@@ -24,6 +24,7 @@ use crate::{
     trace,
     transport::{Reach, channel::Channel, registry},
     types::{EndpointId, LinkId},
+    util::tasks::spawn,
     worker::{
         connect::{
             request::Request,
@@ -139,7 +140,7 @@ impl Place {
         for listener in self.tcp {
             let (greeter, backlog) = (greeter.clone(), backlog.clone());
             let mut shortage = Shortage::new();
-            tasks.push(shared.runtime.spawn(async move {
+            tasks.push(spawn(&shared.runtime, async move {
                 loop {
                     let accept = async || Ok(Channel::tcp(listener.accept().await?.0));
                     let patience = &greeter.shared.wireup.patience;
@@ -164,7 +165,7 @@ impl Place {
         if let Some(listening) = self.rdma {
             let greeter = greeter.clone();
             let stands = stands.take();
-            tasks.push(shared.runtime.spawn(async move {
+            tasks.push(spawn(&shared.runtime, async move {
                 serve_rdma(greeter, listening).await;
                 drop(stands);
             }));
@@ -172,7 +173,7 @@ impl Place {
         if let Some((listener, _)) = self.unix {
             // Whoever is here need not be told.
             greeter.unix_name = None;
-            tasks.push(shared.runtime.spawn(async move {
+            tasks.push(spawn(&shared.runtime, async move {
                 // Without one there is no such end.
                 let _stands = stands;
                 let backlog = Backlog::new();
@@ -279,7 +280,7 @@ async fn serve_rdma(greeter: Greeter, listening: Listening) {
         };
         let greeter = greeter.clone();
         let runtime = greeter.shared.runtime.clone();
-        runtime.spawn(async move {
+        spawn(&runtime, async move {
             let peer = asked.peer_name().to_owned();
             let limit = greeter.shared.context.config().handshake_timeout.value;
             // A queue pair is made meanwhile.
@@ -297,7 +298,9 @@ async fn serve_rdma(greeter: Greeter, listening: Listening) {
                     pending.begin(Stage::Greeting);
                     greeter.talk(channel, pending).await;
                 }
-                Err(error) => tracing::debug!(target: "wharf::wireup", %peer, %error, "connection turned down"),
+                Err(error) => {
+                    tracing::debug!(target: "wharf::wireup", %peer, %error, "connection turned down")
+                }
             }
         });
     }
@@ -324,7 +327,7 @@ impl Greeter {
         };
         let greeter = self.clone();
         let runtime = self.shared.runtime.clone();
-        runtime.spawn(async move { greeter.talk(channel, pending).await });
+        spawn(&runtime, greeter.talk(channel, pending));
     }
 
     async fn talk(self, mut channel: Channel, pending: Pending) {
@@ -405,13 +408,13 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
     let (sender, mut requests) = mpsc::channel(64);
     let tasks = place.serve(shared, sender, true);
     let acceptor = shared.clone();
-    shared.runtime.spawn(async move {
+    spawn(&shared.runtime, async move {
         let mut stopped = acceptor.stopped.subscribe();
         loop {
             tokio::select! {
                 request = requests.recv() => match request {
                     Some(request) => {
-                        acceptor.runtime.spawn(accept_unasked(acceptor.clone(), request));
+                        spawn(&acceptor.runtime, accept_unasked(acceptor.clone(), request));
                     }
                     None => break,
                 },
