@@ -604,11 +604,16 @@ impl Core {
             self.movers.hand_over(key, order, message);
             return Ok(());
         }
-        if self.unexpected.has(Name::Announced(link, op)) {
+        let name = Name::Announced(link, op);
+        if self.unexpected.named(name).is_some() {
             return Err(violation("announced twice"));
         }
-        self.movers.ctx.unmatched.add(&message);
-        self.keep_unexpected(message)
+        let is_lent = message.is_lent();
+        let arrival = self.keep_unexpected(message)?;
+        if is_lent {
+            self.movers.ctx.unmatched.add(name, arrival);
+        }
+        Ok(())
     }
 
     /// A message that could have come unasked, and was left in its sender's memory: as one that is announced, but that what finds no receive is

@@ -8,7 +8,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
         ledger::{AccountId, Amount},
-        matching::{Arrival, Name, Taken},
+        matching::{Arrival, Message, Name, Taken},
     },
     types::{EndpointId, LinkId, Mask, Tag},
     worker::{
@@ -202,18 +202,19 @@ impl Core {
     ///
     /// # Errors
     /// `Exhausted`: it is too much.
-    pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<()> {
+    pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<Arrival> {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.take(account, amount(&message))?;
-        self.unexpected.push(message.tag, account, message);
-        Ok(())
+        Ok(self.unexpected.push(message.tag, account, message))
     }
 
     /// Puts a message back where it was.
     pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.hold(account, amount(&message));
-        self.movers.ctx.unmatched.add(&message);
+        if let Some(name) = message.name().filter(|_| message.is_lent()) {
+            self.movers.ctx.unmatched.add(name, order);
+        }
         self.unexpected
             .restore(message.tag, order, account, message);
     }

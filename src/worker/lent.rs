@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    protocol::matching::Name,
+    protocol::matching::{Arrival, Name},
     types::LinkId,
-    worker::operations::{Body, Unexpected},
 };
 
 /// Passes that a receive has time for: some microseconds where nothing else is to be done.
@@ -19,17 +18,12 @@ pub(crate) struct Unmatched {
     passes: u64,
 }
 
-struct Waiting {
-    link: LinkId,
-    /// Of the sender.
-    op: u64,
+/// A lent message: by its name, which its sender may give to another once it has called this one back, and when it arrived.
+#[derive(Clone, Copy)]
+pub(in crate::worker) struct Waiting {
+    pub(in crate::worker) name: Name,
+    pub(in crate::worker) arrival: Arrival,
     until: u64,
-}
-
-impl Waiting {
-    fn name(&self) -> Name {
-        Name::Announced(self.link, self.op)
-    }
 }
 
 impl Unmatched {
@@ -38,17 +32,13 @@ impl Unmatched {
         self.waiting.len()
     }
 
-    /// A message is kept.
-    pub(crate) fn add(&mut self, message: &Unexpected) {
-        if let Body::Announced(rts) = &message.body
-            && rts.is_lent
-        {
-            self.waiting.push_back(Waiting {
-                link: message.link,
-                op: rts.op,
-                until: self.passes + PATIENCE,
-            });
-        }
+    /// A lent message is kept.
+    pub(in crate::worker) fn add(&mut self, name: Name, arrival: Arrival) {
+        self.waiting.push_back(Waiting {
+            name,
+            arrival,
+            until: self.passes + PATIENCE,
+        });
     }
 
     /// A pass begins.
@@ -57,9 +47,9 @@ impl Unmatched {
     }
 
     /// The first one, and whether it has waited for long enough.
-    pub(in crate::worker) fn first(&self) -> Option<(Name, bool)> {
-        let first = self.waiting.front()?;
-        Some((first.name(), first.until <= self.passes))
+    pub(in crate::worker) fn first(&self) -> Option<(Waiting, bool)> {
+        let first = *self.waiting.front()?;
+        Some((first, first.until <= self.passes))
     }
 
     pub(in crate::worker) fn forget_first(&mut self) {
@@ -67,10 +57,11 @@ impl Unmatched {
     }
 
     /// Those of one connection, which are not waited for any more.
-    pub(in crate::worker) fn forget_of(&mut self, link: LinkId) -> Vec<Name> {
-        let of_it = self.waiting.iter().filter(|waiting| waiting.link == link);
-        let names = of_it.map(Waiting::name).collect();
-        self.waiting.retain(|waiting| waiting.link != link);
-        names
+    pub(in crate::worker) fn forget_of(&mut self, link: LinkId) -> Vec<Waiting> {
+        let is_of_it =
+            |waiting: &Waiting| matches!(waiting.name, Name::Announced(of, _) if of == link);
+        let of_it = self.waiting.iter().copied().filter(is_of_it).collect();
+        self.waiting.retain(|waiting| !is_of_it(waiting));
+        of_it
     }
 }

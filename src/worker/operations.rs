@@ -191,6 +191,11 @@ impl Unexpected {
             Body::Arriving { length, .. } => *length,
         }
     }
+
+    /// Whether it is in its sender's memory, who waits for no receive.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(&self.body, Body::Announced(rts) if rts.is_lent)
+    }
 }
 
 /// A run of bytes on its way out in fragments.

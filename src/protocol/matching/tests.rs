@@ -203,7 +203,7 @@ proptest! {
                     let pick = pick as u64 % number;
                     let name = Name::Announced(LINK, pick);
                     let at = model.iter().position(|&(_, number)| number == pick && number % 3 == 0);
-                    prop_assert_eq!(queue.has(name), at.is_some());
+                    prop_assert_eq!(queue.named(name).is_some(), at.is_some());
                     let found = queue.take_named(name).map(|taken| (taken.tag, taken.message));
                     prop_assert_eq!(found, at.map(|at| model.remove(at)));
                 }

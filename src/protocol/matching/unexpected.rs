@@ -99,9 +99,10 @@ impl<M: Message> UnexpectedQueue<M> {
 
     /// Adds a message behind all others.
     #[inline]
-    pub(crate) fn push(&mut self, tag: Tag, account: AccountId, message: M) {
+    pub(crate) fn push(&mut self, tag: Tag, account: AccountId, message: M) -> Arrival {
         let arrival = self.arrival();
         self.restore(tag, arrival, account, message);
+        arrival
     }
 
     /// Puts a message back to where it was when it arrived: its receive was dropped before it was read.
@@ -181,9 +182,10 @@ impl<M: Message> UnexpectedQueue<M> {
         }
     }
 
-    /// Whether a message of this name waits.
-    pub(crate) fn has(&self, name: Name) -> bool {
-        self.names.contains_key(&name)
+    /// The message of this name, and when it arrived: a name may be given again.
+    pub(crate) fn named(&self, name: Name) -> Option<(Arrival, &M)> {
+        let node = self.store.node(*self.names.get(&name)?);
+        Some((Arrival(node.order), node.value.as_ref()?))
     }
 
     /// Takes the message of this name.

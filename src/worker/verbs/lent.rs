@@ -14,6 +14,7 @@ use crate::{
         copy::STEPS,
         core::Core,
         ctx::Ctx,
+        lent::Waiting,
         operations::{Body, Unexpected},
     },
 };
@@ -32,7 +33,6 @@ impl Ctx {
         let Body::Announced(rts) = &mut message.body else {
             return;
         };
-        // Of another message, perhaps, with the number of one that is gone.
         if !rts.is_lent {
             return;
         }
@@ -62,23 +62,33 @@ impl Core {
     pub(crate) fn take_in_lent(&mut self) -> usize {
         let mut taken = 0;
         self.movers.ctx.unmatched.pass();
-        while let Some((name, is_due)) = self.movers.ctx.unmatched.first() {
-            let is_here = self.unexpected.has(name);
+        while let Some((first, is_due)) = self.movers.ctx.unmatched.first() {
+            let is_here = self.is_waiting(first);
             if is_here && (!is_due || taken == STEPS) {
                 break;
             }
             self.movers.ctx.unmatched.forget_first();
-            taken += usize::from(is_here);
-            self.take_in_named(name);
+            if is_here {
+                taken += 1;
+                self.take_in_named(first.name);
+            }
         }
         taken
     }
 
     /// A connection is about to close: what could have come unasked has come. What is lent after that comes too late, as what is announced.
     pub(crate) fn take_in_lent_of(&mut self, link: LinkId) {
-        for name in self.movers.ctx.unmatched.forget_of(link) {
-            self.take_in_named(name);
+        for waiting in self.movers.ctx.unmatched.forget_of(link) {
+            if self.is_waiting(waiting) {
+                self.take_in_named(waiting.name);
+            }
         }
+    }
+
+    /// Whether it is this very message that waits, and in its sender's memory.
+    fn is_waiting(&self, waiting: Waiting) -> bool {
+        let named = self.unexpected.named(waiting.name);
+        named.is_some_and(|(arrival, message)| arrival == waiting.arrival && message.is_lent())
     }
 
     fn take_in_named(&mut self, name: Name) {
@@ -307,6 +317,37 @@ mod tests {
             assert_eq!(held(engine, link), (0, 8 * eager_cost(LENGTH)));
             assert_eq!(engine.core.unexpected.len(), 8);
             assert_eq!(passes(engine), 0);
+        });
+        pair.end();
+    }
+
+    /// A peer that lends and calls back, always the same numbers: what it has called back holds up nobody, and is not kept.
+    #[tokio::test]
+    async fn what_is_called_back_and_lent_again_holds_up_nobody() {
+        let pair = Pair::new().await;
+        let link = pair.link;
+        let source = pattern(11);
+        let empty = |op| rts(op, &[]);
+        pair.here.shared.with(|engine| {
+            for op in 0..100 {
+                lend(engine, link, empty(op)).expect("kept");
+            }
+            for round in 0..400 {
+                for op in 0..50 {
+                    let cancel = engine.core.message(link, control::CANCEL, op, &[]);
+                    cancel.expect("in order");
+                    lend(engine, link, empty(op)).expect("kept");
+                }
+                engine.core.take_in_lent();
+                let waiting = engine.ctx().unmatched.len();
+                assert!(waiting < 5000, "{waiting} after {round} rounds");
+            }
+            lend(engine, link, rts(1000, &source)).expect("kept");
+            // Before it 100 others can be waiting.
+            let passes = passes(engine);
+            assert!(passes < 200, "{passes} passes");
+            assert_eq!(engine.core.unexpected.len(), 101);
+            assert_eq!(engine.ctx().peer(link).expect("one").announced_held, 0);
         });
         pair.end();
     }
