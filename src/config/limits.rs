@@ -19,7 +19,8 @@ use crate::error::Error;
 /// 512 KiB of active ones of each id that is received here, 4096 announced ones, 128 streams of 64 KiB that nobody has accepted. Who receives more than some
 /// forty ids, and leaves them all untaken, needs a higher one. What is beyond a limit is refused with
 /// [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted): a stream or a get alone; a message, of which its sender has no hope to hear, with its
-/// connection. Who leaves more than 32,768 answers unread is cut off whatever the limits.
+/// connection. Who leaves more than 32,768 answers unread is cut off whatever the limits. Windows that are given back count with them, and
+/// beginnings and ends of streams: 64 bytes each, in no limit's amount.
 ///
 /// Messages that had arrived whole when their connection ended stay to be received, and count for their source and the worker until then.
 /// Nothing is kept of a peer that broke the protocol or went beyond a limit. What is held now,

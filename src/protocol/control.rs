@@ -147,13 +147,28 @@ pub(crate) const fn is_answer(id: u8) -> bool {
     )
 }
 
-/// Whether a message answers what the peer says, as often as the peer says it: what waits of these is bounded and charged to the connection, as the
-/// peer decides how many there are. Of the others this side decides, or a window.
-pub(crate) const fn is_owed(id: u8) -> bool {
-    matches!(
-        id,
-        DONE | NACK | CANCELED | FETCHED | KEYS | AM_REFUSED | STREAM_STOP | LAYOUT_DATA
-    )
+/// What a message counts as while it waits for room on the link. What waits of those that count is bounded, as the peer decides how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Answers what the peer says, as often as the peer says it: charged to the connection.
+    Charged,
+    /// This side's program brings it about, as often as the peer gives it something to take: windows, and the beginnings and ends of streams. Not
+    /// charged: a limit that others have used up cuts nobody off who may go on sending.
+    Counted,
+    /// Of these this side decides, or another count.
+    Own,
+}
+
+pub(crate) const fn waits_as(id: u8) -> Waits {
+    match id {
+        DONE | NACK | CANCELED | FETCHED | KEYS | AM_REFUSED | STREAM_STOP | LAYOUT_DATA => {
+            Waits::Charged
+        }
+        CREDIT | AM_CREDIT | STREAM_ACCEPTED | STREAM_RESET | STREAM_TAKEN | STREAM_WINDOW => {
+            Waits::Counted
+        }
+        _ => Waits::Own,
+    }
 }
 
 /// No slot, no segment.

@@ -253,6 +253,42 @@ fn answers_count_for_their_source() {
     over(&mut bed);
 }
 
+/// So does who reads nothing of what this side's program brings about by taking what comes: it is counted, and not charged.
+#[test]
+fn who_reads_no_windows_is_cut_off() {
+    const COUNTED: [u8; 6] = [
+        control::CREDIT,
+        control::AM_CREDIT,
+        control::STREAM_ACCEPTED,
+        control::STREAM_RESET,
+        control::STREAM_TAKEN,
+        control::STREAM_WINDOW,
+    ];
+    let say = |bed: &mut Bed, header: u32| {
+        let id = COUNTED[header as usize % COUNTED.len()];
+        let ctx = &mut bed.core.movers.ctx;
+        ctx.control(LINK, id, header.into(), &[]);
+    };
+    let mut bed = Bed::new(0);
+    for _ in 0..2 {
+        for header in 0..ANSWERS {
+            say(&mut bed, header);
+        }
+        assert!(bed.core.movers.ctx.failures.is_empty());
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
+        assert_eq!(bed.make_room().len(), ANSWERS as usize);
+    }
+
+    let mut bed = Bed::new(0);
+    for header in 0..=ANSWERS {
+        say(&mut bed, header);
+    }
+    let failures: Vec<_> = bed.core.movers.ctx.failures.drain(..).collect();
+    assert_eq!(failures.len(), 1);
+    assert_eq!(failures[0].1.kind(), ErrorKind::Protocol);
+    over(&mut bed);
+}
+
 /// What this side itself wants to say is its own affair, however much of it waits.
 #[test]
 fn own_messages_cut_nobody_off() {

@@ -10,7 +10,13 @@ use crate::{
     config::RendezvousThreshold,
     error::{Error, ErrorKind, Result},
     memory::{BufferMut, region::RegionTable},
-    protocol::{control, ledger::Ledger, matching::Arrival as Order, plan, window::eager_cost},
+    protocol::{
+        control::{self, Waits},
+        ledger::Ledger,
+        matching::Arrival as Order,
+        plan,
+        window::eager_cost,
+    },
     sys::memfd::Mapping,
     trace,
     types::{EndpointId, LinkId, OpKey},
@@ -134,9 +140,9 @@ impl Ctx {
     pub(crate) fn control(&mut self, link: LinkId, id: u8, header: u64, body: &[u8]) {
         let Some(peer) = self.peer(link) else { return };
         let queued = peer.control(id, header, body);
-        if let Err(error) = queued.and_then(|is_owed| match is_owed {
-            true => self.owe(link),
-            false => Ok(()),
+        if let Err(error) = queued.and_then(|waits| match waits {
+            Waits::Own => Ok(()),
+            waits => self.owe(link, waits),
         }) {
             self.failures.push((link, error));
         }

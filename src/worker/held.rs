@@ -7,6 +7,7 @@ use crate::{
     config::{Limits, Quota},
     error::{Error, ErrorKind, Result},
     protocol::{
+        control::Waits,
         ledger::{AccountId, Amount},
         matching::{Arrival, Message, Name, Taken},
     },
@@ -119,35 +120,47 @@ impl Ctx {
         }
     }
 
-    /// An answer waits for room on the link.
+    /// A message that counts waits for room on the link.
     ///
     /// # Errors
     /// `Exhausted`, or `Protocol` of a peer that reads none of so many: as many wait as may.
     #[cold]
-    pub(crate) fn owe(&mut self, link: LinkId) -> Result<()> {
+    pub(crate) fn owe(&mut self, link: LinkId, waits: Waits) -> Result<()> {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
         };
         if let Some(account) = peer.account {
-            if peer.owed >= ANSWERS && !peer.is_own() {
+            if peer.owed + peer.counted >= ANSWERS && !peer.is_own() {
                 self.counts.refused.unread_answers += 1;
                 let text = "the peer asks for more than it reads";
                 return Err(Error::new(ErrorKind::Protocol, text));
             }
-            self.ledger.take(account, Amount::bytes(ANSWER))?;
-            peer.owed += 1;
+            match waits {
+                Waits::Charged => {
+                    self.ledger.take(account, Amount::bytes(ANSWER))?;
+                    peer.owed += 1;
+                }
+                Waits::Counted => peer.counted += 1,
+                Waits::Own => {}
+            }
         }
         Ok(())
     }
 
     /// One of them has gone.
-    pub(crate) fn pay(&mut self, link: LinkId) {
-        if let Some(peer) = at(&mut self.peers, link)
-            && let Some(account) = peer.account
-            && peer.owed > 0
-        {
-            peer.owed -= 1;
-            self.ledger.give(account, Amount::bytes(ANSWER));
+    pub(crate) fn pay(&mut self, link: LinkId, waits: Waits) {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        match waits {
+            Waits::Charged if peer.owed > 0 => {
+                peer.owed -= 1;
+                if let Some(account) = peer.account {
+                    self.ledger.give(account, Amount::bytes(ANSWER));
+                }
+            }
+            Waits::Counted => peer.counted = peer.counted.saturating_sub(1),
+            _ => {}
         }
     }
 
@@ -185,6 +198,7 @@ impl Ctx {
     /// A connection ends: its answers go nowhere, and what was on its way does not come.
     pub(crate) fn forgive(&mut self, link: LinkId, account: AccountId) {
         if let Some(peer) = at(&mut self.peers, link) {
+            peer.counted = 0;
             let owed = std::mem::take(&mut peer.owed) as usize * ANSWER;
             let arriving = std::mem::take(&mut peer.arriving) as usize;
             self.ledger.give(account, Amount::bytes(owed + arriving));

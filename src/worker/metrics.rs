@@ -82,7 +82,7 @@ pub struct Refusals {
     pub source: RefusalCounts,
     /// By what all connections of the worker may hold together.
     pub worker: RefusalCounts,
-    /// Answers that a peer asked for beyond 32,768 that it had left unread, which no configuration changes. Its connection ended.
+    /// Answers, windows and ends of streams beyond 32,768 that a peer had left unread, which no configuration changes. Its connection ended.
     pub unread_answers: u64,
 }
 

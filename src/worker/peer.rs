@@ -16,7 +16,8 @@ use crate::{
     error::{Error, ErrorKind},
     memory::Segment,
     protocol::{
-        ANNOUNCEMENTS, control,
+        ANNOUNCEMENTS,
+        control::{self, Waits},
         ledger::AccountId,
         plan::{
             LENT_FROM,
@@ -274,6 +275,8 @@ pub(crate) struct Peer {
     pub(crate) account: Option<AccountId>,
     /// Charged of answers that wait for room on the link, each [`ANSWER`] bytes.
     pub(crate) owed: u32,
+    /// How many others wait for room that the peer brings about; not charged.
+    pub(crate) counted: u32,
     /// Bytes charged of a message of which a part is here.
     pub(crate) arriving: u32,
     pub(crate) transports: Vec<&'static str>,
@@ -415,6 +418,7 @@ impl Peer {
             info: made.info,
             account: Some(made.account),
             owed: 0,
+            counted: 0,
             arriving: 0,
             transports: made.transports,
             odd: Seldom::default(),
@@ -594,13 +598,13 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends a message of the protocol, or queues it. `true`: it is an answer that waits, and is to be charged.
-    pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<bool, Error> {
+    /// Sends a message of the protocol, or queues it, and says what it counts as then.
+    pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<Waits, Error> {
         if self.queue.active() == 0
             && let Some(link) = &mut self.link
         {
             match link.am_short(id, header, body) {
-                Ok(()) => return Ok(false),
+                Ok(()) => return Ok(Waits::Own),
                 Err(SendError::Full) => {}
                 Err(SendError::Failed(error)) => return Err(error),
             }
@@ -622,6 +626,6 @@ impl Peer {
                 body: bytes,
             },
         );
-        Ok(control::is_owed(id))
+        Ok(control::waits_as(id))
     }
 }

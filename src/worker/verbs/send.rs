@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     memory::Buffer,
     protocol::{
-        control::{self, Rts},
+        control::{self, Rts, Waits},
         window::eager_cost,
     },
     trace,
@@ -493,13 +493,15 @@ impl Core {
                     result
                 }
             };
-            let is_paid = result.is_ok()
-                && matches!(&front, Queued::Control { id, .. } if control::is_owed(*id));
+            let waited = match &front {
+                Queued::Control { id, .. } if result.is_ok() => control::waits_as(*id),
+                _ => Waits::Own,
+            };
             if !self.movers.ctx.advanced(link, front, class, result) {
                 return;
             }
-            if is_paid {
-                self.movers.ctx.pay(link);
+            if waited != Waits::Own {
+                self.movers.ctx.pay(link, waited);
             }
         }
         self.movers.ctx.runnable.push_back(link);
