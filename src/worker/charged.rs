@@ -289,6 +289,27 @@ fn who_reads_no_windows_is_cut_off() {
     over(&mut bed);
 }
 
+/// A stream that nobody holds, and whose last bytes a device does not give, leaves its place.
+#[test]
+fn a_stream_whose_bytes_are_lost_leaves_its_place() {
+    let mut bed = Bed::new(0);
+    let endpoint = bed.core.movers.ctx.peer(LINK).expect("there").id;
+    let key = bed.core.open_stream(LINK, endpoint).expect("alive");
+    let key = key.expect("room");
+    assert_eq!(bed.core.write_stream(key, &[1; 100]).ok(), Some(100));
+    bed.core.drop_stream_reader(key);
+    let reset = bed.core.message(LINK, control::STREAM_RESET, 0, &[]);
+    reset.expect("of the first stream of this side's");
+    bed.core.drop_stream_writer(key);
+    assert!(
+        bed.core.streams.get(key).is_some(),
+        "its bytes are to leave"
+    );
+    let lost = Error::new(ErrorKind::DeviceLost, "the device is gone");
+    bed.core.stream_write_failed(key, &lost);
+    assert!(bed.core.streams.get(key).is_none());
+}
+
 /// What this side itself wants to say is its own affair, however much of it waits.
 #[test]
 fn own_messages_cut_nobody_off() {

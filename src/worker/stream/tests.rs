@@ -7,7 +7,7 @@ use crate::{
     protocol::{
         control::{
             STREAM_ACCEPTED, STREAM_DATA, STREAM_FIN, STREAM_OPEN, STREAM_RESET, STREAM_RTS,
-            STREAM_STOP, STREAM_TAKEN, STREAM_WINDOW, StreamRts,
+            STREAM_STOP, STREAM_TAKEN, STREAM_WINDOW, StreamRts, error_kind_code,
         },
         stream::{STREAM_BACKLOG, STREAM_FIRST, StreamName},
     },
@@ -279,6 +279,19 @@ breaches! {
         peer.core().drop_stream_writer(key);
         let refused = peer.core().message(link, STREAM_ACCEPTED, u64::MAX, &[]);
         assert_eq!(refused.expect_err("it is not allowed").kind(), ErrorKind::Protocol);
+    }
+    /// The place of a stream among those that wait to be accepted, where both ends were done with it before.
+    refused_after_it_was_over: |peer| {
+        let (link, endpoint) = (peer.link, peer.endpoint);
+        let key = peer.core().open_stream(link, endpoint).expect("room").expect("opened");
+        peer.core().drop_stream_reader(key);
+        peer.say(STREAM_RESET, 0, false, &[]).expect("it is allowed");
+        peer.core().drop_stream_writer(key);
+        assert!(peer.core().streams.get(key).is_none(), "it is over");
+        let why = error_kind_code(ErrorKind::Exhausted).to_le_bytes();
+        peer.say(STREAM_STOP, 0, false, &why).expect("it is allowed");
+        let streams = peer.core().movers.ctx.peer(link).expect("a peer").streams();
+        assert!(streams.unaccepted.is_empty());
     }
     /// One byte at a time takes no more memory than at once.
     small_frames_are_gathered: |peer| {

@@ -306,13 +306,11 @@ impl Core {
 
     fn stream_stopped(&mut self, link: LinkId, header: u64, body: &[u8]) -> Result<()> {
         let (entries, ctx) = (&mut self.streams.entries, &mut self.movers.ctx);
-        let Some(stream) = named(entries, &mut ctx.peers, link, header)? else {
-            return Ok(());
-        };
         let refused = body
             .first_chunk()
             .map(|code| control::error_kind(u16::from_le_bytes(*code)));
         let name = StreamName::of(header);
+        // Of one that is over on this side, too.
         if refused.is_some()
             && !name.of_sender
             && let Some(peer) = at(&mut ctx.peers, link)
@@ -322,6 +320,9 @@ impl Core {
             peer.streams().unaccepted.remove(index);
             ctx.wakes.append(&mut peer.streams().openers);
         }
+        let Some(stream) = named(entries, &mut ctx.peers, link, header)? else {
+            return Ok(());
+        };
         if !matches!(stream.writing.end, WriteEnd::Sent) {
             stream.writing.stopped = Some(refused);
             ctx.wakes.extend(stream.writing.waker.take());

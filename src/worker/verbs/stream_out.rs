@@ -458,6 +458,8 @@ impl Core {
             self.movers.ctx.wakes.extend(stream.writing.waker.take());
             self.movers.reset_stream(stream);
         }
+        // Who had it may have gone before.
+        self.settle_stream(key);
     }
 }
 
