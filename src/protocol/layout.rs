@@ -323,10 +323,13 @@ impl Shape {
         }
     }
 
-    /// How many blocks; of loops that do not overflow.
+    /// How many blocks. Empty ones may be more than can be counted.
     pub(crate) fn blocks(&self) -> u64 {
         match self {
-            Self::Strided(strided) => strided.dims.iter().map(|dim| dim.count).product(),
+            Self::Strided(strided) => {
+                let counts = strided.dims.iter().map(|dim| dim.count);
+                counts.fold(1, u64::saturating_mul)
+            }
             Self::Indexed(indexed) => indexed.blocks.as_slice().len() as u64,
         }
     }

@@ -92,6 +92,22 @@ pub(crate) struct Told {
     loans: Loans,
 }
 
+impl Told {
+    /// Descriptors may name segments that never come.
+    pub(in crate::worker) fn asks_for(&mut self, segment: u64) {
+        remember(&mut self.asked, segment);
+    }
+}
+
+/// Adds to the last ones that are known of.
+fn remember(segments: &mut Vec<u64>, segment: u64) {
+    const MOST: usize = 256;
+    if segments.len() >= MOST {
+        segments.remove(0);
+    }
+    segments.push(segment);
+}
+
 /// Segments lent to a connection.
 #[derive(Default)]
 struct Loans(Vec<Weak<Segment>>);
@@ -174,10 +190,7 @@ impl OneCopy {
         }
         let is_known = self.told.seen.contains(&segment.id());
         if !is_known {
-            if self.told.seen.len() >= 256 {
-                self.told.seen.remove(0);
-            }
-            self.told.seen.push(segment.id());
+            remember(&mut self.told.seen, segment.id());
         }
         is_known
     }

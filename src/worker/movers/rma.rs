@@ -368,7 +368,7 @@ impl Peer {
             || one_copy.mapping(segment).is_some()
             || one_copy.told.asked.contains(&segment);
         if !is_mapped {
-            one_copy.told.asked.push(segment);
+            one_copy.told.asks_for(segment);
         }
         if !(is_let && is_mapped) {
             // A failure shows on the link itself.
