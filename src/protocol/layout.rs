@@ -616,6 +616,15 @@ mod tests {
         found
     }
 
+    #[test]
+    fn empty_blocks_may_be_more_than_can_be_counted() {
+        let strided = Strided::new(0, 0, 0, u64::MAX).repeated(0, 2);
+        let strided = strided.expect("a second loop");
+        assert_eq!(strided.extent(), Some((0, 0)), "a region lets it through");
+        let shape = Shape::Strided(strided);
+        assert_eq!(shape.blocks(), u64::MAX);
+    }
+
     fn dims() -> impl Strategy<Value = Strided> {
         let dim = (0..40_u64, 1..6_u64);
         (0..10_u64, 1..9_u64, dim.clone(), dim.clone(), dim).prop_map(|(offset, block, a, b, c)| {
