@@ -604,16 +604,10 @@ impl Core {
             self.movers.hand_over(key, order, message);
             return Ok(());
         }
-        let name = Name::Announced(link, op);
-        if self.unexpected.named(name).is_some() {
+        if self.unexpected.named(Name::Announced(link, op)).is_some() {
             return Err(violation("announced twice"));
         }
-        let is_lent = message.is_lent();
-        let arrival = self.keep_unexpected(message)?;
-        if is_lent {
-            self.movers.ctx.unmatched.add(name, arrival);
-        }
-        Ok(())
+        self.keep_unexpected(message)
     }
 
     /// A message that could have come unasked, and was left in its sender's memory: as one that is announced, but that what finds no receive is

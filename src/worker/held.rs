@@ -216,21 +216,28 @@ impl Core {
     ///
     /// # Errors
     /// `Exhausted`: it is too much.
-    pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<Arrival> {
+    pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<()> {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.take(account, amount(&message))?;
-        Ok(self.unexpected.push(message.tag, account, message))
+        let order = self.unexpected.arrival();
+        self.place_unexpected(order, account, message);
+        Ok(())
     }
 
     /// Puts a message back where it was.
     pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.hold(account, amount(&message));
-        if let Some(name) = message.name().filter(|_| message.is_lent()) {
+        self.place_unexpected(order, account, message);
+    }
+
+    fn place_unexpected(&mut self, order: Arrival, account: AccountId, message: Unexpected) {
+        if message.is_lent()
+            && let Some(name) = message.name()
+        {
             self.movers.ctx.unmatched.add(name, order);
         }
-        self.unexpected
-            .restore(message.tag, order, account, message);
+        self.unexpected.insert(message.tag, order, account, message);
     }
 
     /// Takes the earliest message that a receive of `tag` under `mask` accepts.

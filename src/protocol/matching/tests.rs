@@ -154,7 +154,8 @@ proptest! {
         for step in steps {
             match step {
                 UnexpectedStep::Push(tag) => {
-                    queue.push(tag, account(number), number);
+                    let arrival = queue.arrival();
+                    queue.insert(tag, arrival, account(number), number);
                     model.push((tag, number));
                     number += 1;
                 }
@@ -184,7 +185,7 @@ proptest! {
                     let at = model.partition_point(|&(_, other)| other < number);
                     model.insert(at, (back.tag, number));
                     prop_assert_eq!(back.account, account(number));
-                    queue.restore(back.tag, back.arrival, back.account, back.message);
+                    queue.insert(back.tag, back.arrival, back.account, back.message);
                 }
                 UnexpectedStep::Restore(_) => {}
                 UnexpectedStep::RemoveIf(divisor) => {
@@ -232,7 +233,8 @@ fn an_id_does_not_outlive_its_receive() {
 fn many_tags_are_all_found_again() {
     let mut queue = UnexpectedQueue::new();
     for number in 0..MANY {
-        queue.push(Tag(number << 32), AccountId::NOBODY, number);
+        let arrival = queue.arrival();
+        queue.insert(Tag(number << 32), arrival, AccountId::NOBODY, number);
     }
     for number in (0..MANY).rev() {
         assert_eq!(

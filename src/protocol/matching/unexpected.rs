@@ -27,7 +27,7 @@ pub(crate) trait Message {
     fn name(&self) -> Option<Name>;
 }
 
-/// A message taken out of the queue, with all that [`UnexpectedQueue::restore`] needs to put it back.
+/// A message taken out of the queue, with all that [`UnexpectedQueue::insert`] needs to put it back.
 #[derive(Debug)]
 pub(crate) struct Taken<M> {
     #[cfg(test)]
@@ -90,24 +90,16 @@ impl<M: Message> UnexpectedQueue<M> {
         self.store.len() == 0
     }
 
-    /// The arrival of a message that did not have to wait, so that it can be restored to its place later.
+    /// The arrival of the next message, whether it has to wait or may be put in its place later.
     #[inline]
     pub(crate) fn arrival(&mut self) -> Arrival {
         self.next_order += 1;
         Arrival(self.next_order - 1)
     }
 
-    /// Adds a message behind all others.
+    /// Puts a message where it belongs by its arrival: behind all others, or back to where it was, as its receive was dropped before it was read.
     #[inline]
-    pub(crate) fn push(&mut self, tag: Tag, account: AccountId, message: M) -> Arrival {
-        let arrival = self.arrival();
-        self.restore(tag, arrival, account, message);
-        arrival
-    }
-
-    /// Puts a message back to where it was when it arrived: its receive was dropped before it was read.
-    #[inline]
-    pub(crate) fn restore(&mut self, tag: Tag, arrival: Arrival, account: AccountId, message: M) {
+    pub(crate) fn insert(&mut self, tag: Tag, arrival: Arrival, account: AccountId, message: M) {
         let name = message.name();
         let slot = self.store.insert(tag.0, u64::MAX, arrival.0, message);
         self.store.index(slot);
