@@ -352,6 +352,15 @@ impl RegionTable {
         Some(exposed.clone())
     }
 
+    /// The connection of a peer that was let at the region of `slot` has ended, and the peer may be inside: whoever takes the region back waits for it.
+    pub(crate) fn is_left_inside(&self, slot: u32, guest: Box<dyn Guest>) {
+        if let Some(Some(exposed)) = self.slots.lock().get(slot as usize) {
+            let mut guests = exposed.guests.lock();
+            guests.all_outside();
+            guests.inside.push(guest);
+        }
+    }
+
     /// The region of `slot`, if it is exposed under `generation`.
     pub(crate) fn find(&self, slot: u32, generation: u64) -> Result<Arc<Exposed>> {
         match self.slots.lock().get(slot as usize) {
@@ -434,7 +443,8 @@ impl RegionTable {
             Error::new(ErrorKind::Io, format!("random generation: {error}"))
                 .during(Operation::Memory)
         })?;
-        let generation = u64::from_le_bytes(random).max(1);
+        // Odd: neither what stands in a table where nothing is exposed, nor what stands there for what is so no longer (`Pair::take_back`).
+        let generation = u64::from_le_bytes(random) | 1;
         let _order = self.changes.lock();
         let mut slots = self.slots.lock();
         let slot = slots.iter().position(Option::is_none).unwrap_or_else(|| {

@@ -43,7 +43,7 @@ struct Region {
     key: RegionKey,
 }
 
-/// The owner's name for an exposed region: a place in its table, and how often that place was used before.
+/// The owner's name for an exposed region: a place in its table, and a random odd number for this use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RegionKey {
     pub(crate) slot: u32,
@@ -70,7 +70,7 @@ impl Descriptor {
     /// A descriptor of `length` bytes at `address` of the owner.
     ///
     /// # Errors
-    /// `InvalidArgument` when the range wraps around, or does not lie in the segment of `shm`.
+    /// `InvalidArgument` when the range wraps around, or does not lie in the segment of `shm`; when the key is none that a region has.
     pub(crate) fn new(
         identity: Identity,
         memory_type: MemoryType,
@@ -98,7 +98,7 @@ impl Descriptor {
         } else {
             Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "the exposed range wraps around or leaves its segment",
+                "the exposed range wraps around or leaves its segment, or its key is none",
             ))
         }
     }
@@ -179,17 +179,19 @@ impl Descriptor {
             Ok(descriptor)
         } else {
             Err(malformed(
-                "the range of the descriptor wraps around or leaves its segment",
+                "the range of the descriptor wraps around or leaves its segment, or its key is none",
             ))
         }
     }
 
-    /// Whether the range ends, and ends in its segment.
+    /// Whether the range ends, and ends in its segment, and the key is one that a region may have: what stands in a peer's table for no region is even.
     fn is_possible(&self) -> bool {
-        self.region
-            .address
-            .checked_add(self.region.length)
-            .is_some()
+        self.region.key.generation % 2 == 1
+            && self
+                .region
+                .address
+                .checked_add(self.region.length)
+                .is_some()
             && self.shm.is_none_or(|shm| {
                 shm.offset
                     .checked_add(self.region.length)
@@ -323,7 +325,7 @@ pub(crate) mod tests {
             identity in Just(identity),
             access in Just(access),
             length in Just(length),
-            key in Just(RegionKey { slot, generation }),
+            key in Just(RegionKey { slot, generation: generation | 1 }),
             segment in Just(segment),
             devices in Just(devices),
             read_back in Just(read_back),
@@ -363,6 +365,12 @@ pub(crate) mod tests {
             if wrapped.region.address.checked_add(wrapped.region.length).is_none() {
                 prop_assert_eq!(Descriptor::from_bytes(&wrapped.to_bytes()).unwrap_err().kind(), ErrorKind::Malformed);
             }
+            // What stands in the table of a peer where nothing is exposed, or no longer.
+            for generation in [0, !descriptor.region.key.generation] {
+                let mut forged = descriptor.clone();
+                forged.region.key.generation = generation;
+                prop_assert_eq!(Descriptor::from_bytes(&forged.to_bytes()).unwrap_err().kind(), ErrorKind::Malformed);
+            }
             let mut outside = descriptor;
             if let Some(shm) = &mut outside.shm && let Some(offset) = shm.offset.checked_add(beyond) {
                 shm.offset = offset;
@@ -382,7 +390,7 @@ pub(crate) mod tests {
     pub(crate) fn pinned() -> Descriptor {
         let key = RegionKey {
             slot: 0x0102_0304,
-            generation: 0x1112_1314_1516_1718,
+            generation: 0x1112_1314_1516_1719,
         };
         let shm = ShmRoute {
             segment: 0x2122_2324_2526_2728,
@@ -413,9 +421,9 @@ pub(crate) mod tests {
             hex(&pinned().to_bytes()),
             "5748444b0100a9000200300030313233343536373839616263646566080706050403020118171615\
              14131211282726252423222134333231444342410300040002000605040001000105001c00545352\
-             51000000006261000000000000040302011817161514131211060018002827262524232221323100\
+             51000000006261000000000000040302011917161514131211060018002827262524232221323100\
              000000000048474645444342410700180007000000000000000800000009000000000000000a0000\
-             00080000006775951f"
+             000800000045eda87a"
         );
         let key = pinned().region.key;
         let least = Descriptor::new(identity(), MemoryType::Host, Access::WRITE, 1, 2, key, None);
@@ -423,7 +431,7 @@ pub(crate) mod tests {
             hex(&least.unwrap().to_bytes()),
             "5748444b01006d000200300030313233343536373839616263646566080706050403020118171615\
              14131211282726252423222134333231444342410300040000000000040001000205001c00010000\
-             00000000000200000000000000040302011817161514131211ff605001"
+             000000000002000000000000000403020119171615141312116160facd"
         );
     }
 }

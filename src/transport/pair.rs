@@ -181,6 +181,16 @@ impl Pair {
         all.any(|let_at| let_at.load(Ordering::Relaxed) != 0)
     }
 
+    /// The slots of those regions.
+    pub(crate) fn lets(&self) -> impl Iterator<Item = u32> {
+        let words = self.let_at.iter().zip(0_u32..);
+        words.flat_map(|(let_at, word)| {
+            let bits = let_at.load(Ordering::Relaxed);
+            let slots = (0..64).filter(move |bit| bits >> bit & 1 != 0);
+            slots.map(move |bit| word * 64 + bit)
+        })
+    }
+
     /// Takes a region back. `true`: the peer was let at it, and may be inside until [`Pair::peer_active`] was `false`.
     pub(crate) fn take_back(&self, slot: u32, generation: u64) -> bool {
         let bit = 1 << (slot % 64);

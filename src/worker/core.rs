@@ -17,7 +17,7 @@ use crate::{
         ctx::{Ctx, Event, message_of},
         direct::Direct,
         inbox::Inboxes,
-        movers::{Lingering, Movers},
+        movers::Movers,
         operations::{self, Body, Ended, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::at,
         receive::Posted,
@@ -206,10 +206,7 @@ impl Core {
                 && one_copy.pair.has_let()
             {
                 if !one_copy.pair.is_peer_outside() {
-                    self.movers.push_lingering(Lingering {
-                        pair: one_copy.pair,
-                        memory: None,
-                    });
+                    self.movers.linger_in_exposed(one_copy.pair);
                 }
                 self.movers.ctx.look_at_counters();
             }

@@ -281,11 +281,14 @@ impl Ctx {
             let exposed = self
                 .regions
                 .let_at(slot, generation, || pair.let_at(slot, generation));
-            if let Some((segment, _)) = exposed.and_then(|exposed| exposed.segment.clone())
+            if let Some(exposed) = exposed
+                && let Some((segment, _)) = &exposed.segment
                 && segment.is_mappable()
-                && !one_copy.has(&segment)
+                && !one_copy.has(segment)
+                // What may only be read cannot be written there.
+                && (exposed.access.contains(Access::WRITE) || segment.seal())
             {
-                give(one_copy, &mut **to, &segment);
+                give(one_copy, &mut **to, segment);
             }
         }
         Ok(())

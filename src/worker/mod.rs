@@ -70,6 +70,8 @@ mod held;
 pub(crate) mod inbox;
 #[cfg(test)]
 mod incomplete;
+#[cfg(test)]
+mod inside;
 pub(crate) mod layout;
 mod lent;
 mod list;

@@ -76,11 +76,16 @@ pub(in crate::worker) fn ends(local: *mut u8, remote: *mut u8, pull: bool) -> (*
     }
 }
 
-/// The address of `length` bytes of a mapping, which must not be sealed against writing: such a one is no exposed memory.
+/// The address of `length` bytes of a mapping, for writing or for reading alone: one that is sealed may be read.
 #[inline(always)]
-pub(in crate::worker) fn within(mapping: &Mapping, offset: u64, length: usize) -> Option<*mut u8> {
+pub(in crate::worker) fn within(
+    mapping: &Mapping,
+    offset: u64,
+    length: usize,
+    write: bool,
+) -> Option<*mut u8> {
     let start = usize::try_from(offset).ok()?;
-    let fits = mapping.is_writable() && start.checked_add(length)? <= mapping.len();
+    let fits = (!write || mapping.is_writable()) && start.checked_add(length)? <= mapping.len();
     fits.then(|| mapping.as_ptr().wrapping_add(start))
 }
 

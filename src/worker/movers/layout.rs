@@ -205,7 +205,7 @@ impl Movers {
             Some(Ok(_)) => {
                 let remote = at(&mut self.ctx.peers, link)
                     .filter(|_| length > 0)
-                    .and_then(|peer| Ctx::direct_path(peer, &target, region))
+                    .and_then(|peer| Ctx::direct_path(peer, &target, region, !pull))
                     .filter(|remote| {
                         matches!(remote, Remote::Mapped(..))
                             || blocks <= FEW

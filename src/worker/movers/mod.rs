@@ -42,7 +42,7 @@ use std::{
 use crate::{
     config::RendezvousScheme,
     error::{Error, ErrorKind, Result},
-    memory::keeper,
+    memory::{Buffer, BufferMut, keeper, region::Guest},
     protocol::matching::Arrival as Order,
     transport::{LocalKeys, Pair, Registering},
     types::{LinkId, OpKey},
@@ -51,7 +51,9 @@ use crate::{
         ctx::{Ctx, message_of, sender_gone},
         device::{Devices, route::What},
         one_sided::OneSided,
-        operations::{Arrival, Body, Ended, Entry, RecvStage, SendStage, Unexpected, Work},
+        operations::{
+            Arrival, Body, Ended, Entry, Get, Put, RecvStage, SendStage, Unexpected, Work,
+        },
         pressure::Deferred,
     },
 };
@@ -60,7 +62,18 @@ use crate::{
 pub(crate) struct Lingering {
     pub(crate) pair: Arc<Pair>,
     /// `None` for exposed memory, whose owner asks [`Pair::is_peer_outside`].
-    pub(crate) memory: Option<Work>,
+    memory: Option<Work>,
+}
+
+/// A peer whose connection has ended, inside exposed memory.
+struct Gone(Arc<Pair>);
+
+impl Guest for Gone {
+    fn is_outside(&self) -> bool {
+        self.0.is_peer_outside()
+    }
+
+    fn cut(&self) {}
 }
 
 /// Memory that a peer was inside when it was taken back, and which is given a moment before it lingers.
@@ -301,16 +314,24 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let ended = match *entry.work {
-            Work::Recv(_) | Work::Get(_) => Ended::Lost(error),
-            _ => Ended::Done(Err(error)),
+        // What takes a place of the connection's gives it back, and a put that nobody waits for is told to the next flush.
+        let (stand_in, ended) = match *entry.work {
+            Work::Put(_) => {
+                let put = Put {
+                    acknowledged: true,
+                    ..Put::new(Buffer::default(), (0, 0), 0)
+                };
+                (Work::Put(put), Ended::Done(Err(error)))
+            }
+            Work::Get(_) => {
+                let get = Get::new(BufferMut::default(), (0, 0), 0);
+                (Work::Get(get), Ended::Lost(error))
+            }
+            Work::Recv(_) => (Work::Flush, Ended::Lost(error)),
+            _ => (Work::Flush, Ended::Done(Err(error))),
         };
-        let link = entry.link;
-        let work = std::mem::replace(&mut *entry.work, Work::Flush);
+        let work = std::mem::replace(&mut *entry.work, stand_in);
         self.keep(pair, work);
-        if let Some(peer) = link.and_then(|link| self.ctx.peer(link)) {
-            peer.posted = peer.posted.saturating_sub(1);
-        }
         self.finish(key, ended);
     }
 
@@ -328,6 +349,19 @@ impl Movers {
             what,
             until: Instant::now() + LEAVES_WITHIN,
         });
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_lingering(&self) -> bool {
+        !self.lingering.is_empty()
+    }
+
+    /// How long peers may stay in what they are in: tests have their own clock.
+    #[cfg(test)]
+    pub(crate) fn let_stay(&mut self, until: Instant) {
+        for leaving in &mut self.leaving {
+            leaving.until = until;
+        }
     }
 
     /// Lets go of memory that the peer may be inside, once it is outside.
@@ -413,7 +447,16 @@ impl Movers {
         });
     }
 
-    pub(crate) fn push_lingering(&mut self, kept: Lingering) {
+    /// The same for what the peer of a connection that has ended was let at. Each region knows of it by itself: it may outlive the worker.
+    pub(crate) fn linger_in_exposed(&mut self, pair: Arc<Pair>) {
+        for slot in pair.lets() {
+            let guest = Box::new(Gone(pair.clone()));
+            self.ctx.regions.is_left_inside(slot, guest);
+        }
+        self.push_lingering(Lingering { pair, memory: None });
+    }
+
+    fn push_lingering(&mut self, kept: Lingering) {
         self.lingering.push(kept);
         self.linger_new = true;
         self.linger_pause = LINGER;

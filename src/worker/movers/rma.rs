@@ -38,7 +38,12 @@ impl Ctx {
     }
 
     /// How the target is reached directly, if it is.
-    pub(crate) fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
+    pub(crate) fn direct_path(
+        peer: &mut Peer,
+        target: &Target,
+        length: usize,
+        write: bool,
+    ) -> Option<Remote> {
         let one_copy = peer.one_copy.as_ref()?;
         if target.on_device {
             return None;
@@ -49,7 +54,7 @@ impl Ctx {
         }
         let offset = target.segment_offset.checked_add(target.offset)?;
         let address = target.address.wrapping_add(target.offset);
-        let remote = one_copy.reach(target.segment, offset, length, address, true);
+        let remote = one_copy.reach(target.segment, offset, length, address, write);
         let is_let = one_copy.pair.standing(target.slot, target.generation) == Standing::Let;
         if !is_let || target.segment != 0 && !matches!(remote, Some(Remote::Mapped(..))) {
             // Later operations find it open and mapped; this one goes the other way.
@@ -67,6 +72,7 @@ impl Ctx {
         (link, id): (LinkId, EndpointId),
         near: &Near,
         (offset, length): (u64, usize),
+        write: bool,
         window: usize,
     ) -> Option<(*mut u8, Inside<'_>, &mut WorkerMetrics)> {
         let peer =
@@ -74,7 +80,8 @@ impl Ctx {
         let one_copy = peer.one_copy.as_ref()?;
         let target = &near.target;
         let mapping = one_copy.mapping_near(target.segment, &near.place)?;
-        let address = within(mapping, target.segment_offset.checked_add(offset)?, length)?;
+        let start = target.segment_offset.checked_add(offset)?;
+        let address = within(mapping, start, length, write)?;
         let inside = one_copy.pair.inside(target.slot, target.generation)?;
         Some((address, inside, &mut self.counts))
     }
@@ -96,7 +103,8 @@ impl Ctx {
         if length > INLINE {
             return None;
         }
-        let (remote, inside, counts) = self.in_mapping(place, near, (offset, length), window)?;
+        let range = (offset, length);
+        let (remote, inside, counts) = self.in_mapping(place, near, range, !pull, window)?;
         let (from, to) = ends(local, remote, pull);
         // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping, and is exposed while `inside` is kept. At two
         // addresses they do not overlap, even when they are the same memory within one process.
@@ -133,7 +141,7 @@ impl Ctx {
             return None;
         }
         if let Some(one_copy) = &peer.one_copy
-            && let Some(remote) = one_copy.mapped_at(target, length)
+            && let Some(remote) = one_copy.mapped_at(target, length, !pull)
         {
             one_copy.pair.enter();
             let standing = one_copy.pair.standing(target.slot, target.generation);
@@ -155,7 +163,7 @@ impl Ctx {
                 }
             };
         }
-        let Remote::Address(address) = Self::direct_path(peer, target, length)? else {
+        let Remote::Address(address) = Self::direct_path(peer, target, length, !pull)? else {
             return None;
         };
         let one_copy = peer.one_copy.as_ref()?;
@@ -189,11 +197,11 @@ impl Ctx {
         link: LinkId,
         target: &Target,
         ways: &[Accesses],
-        length: usize,
+        &End { length, pull, .. }: &End,
     ) -> (Option<Remote>, Option<u32>) {
         let peer = at(&mut self.peers, link).filter(|_| ways.contains(&Accesses::Straight));
         let Some((path, peer)) =
-            peer.and_then(|peer| Some((Self::direct_path(peer, target, length)?, peer)))
+            peer.and_then(|peer| Some((Self::direct_path(peer, target, length, !pull)?, peer)))
         else {
             return (None, None);
         };
@@ -226,7 +234,7 @@ impl Movers {
     ) -> OpKey {
         let here = work.end();
         let ways = self.ctx.ways_of(link, &target, &here);
-        let (path, chunks) = self.ctx.path(link, &target, ways, here.length);
+        let (path, chunks) = self.ctx.path(link, &target, ways, &here);
         match &mut work {
             Work::Put(put) => {
                 put.announced = ways.contains(&Accesses::Announced);
@@ -306,7 +314,7 @@ impl Movers {
         if here.in_blocks {
             return self.begin_layout(link, key);
         }
-        let path = Ctx::direct_path(peer, &target, here.length);
+        let path = Ctx::direct_path(peer, &target, here.length, !here.pull);
         let run = OneRun {
             link,
             key,
@@ -380,12 +388,14 @@ impl Peer {
 impl OneCopy {
     /// Where the target lies in this process, when its segment is mapped here.
     #[inline]
-    pub(in crate::worker) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
+    pub(in crate::worker) fn mapped_at(
+        &self,
+        target: &Target,
+        length: usize,
+        write: bool,
+    ) -> Option<*mut u8> {
         let mapping = self.mapping(target.segment)?;
-        within(
-            mapping,
-            target.segment_offset.checked_add(target.offset)?,
-            length,
-        )
+        let start = target.segment_offset.checked_add(target.offset)?;
+        within(mapping, start, length, write)
     }
 }

@@ -74,7 +74,8 @@ impl Ctx {
         if !near.is_aligned(offset, width) {
             return None;
         }
-        let (word, inside, _) = self.in_mapping(place, near, (offset, width.bytes()), window)?;
+        let (word, inside, _) =
+            self.in_mapping(place, near, (offset, width.bytes()), true, window)?;
         if !width.divides(word as u64) {
             // A descriptor that contradicts itself: its owner says what it thinks of that.
             return None;
@@ -130,7 +131,7 @@ impl Ctx {
         if target.slot as usize >= Pair::GENERATIONS || target.segment == 0 {
             return None;
         }
-        let Some(word) = one_copy.mapped_at(target, length) else {
+        let Some(word) = one_copy.mapped_at(target, length, true) else {
             // Later operations find it mapped; this one goes the other way.
             peer.show_key(target.segment, target.slot, target.generation);
             return None;
