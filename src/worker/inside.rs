@@ -12,10 +12,10 @@ use crate::{
     memory::{Buffer, BufferMut, HostBufferMut},
     protocol::control,
     transport::{self, Sink},
-    types::{Access, OpKey},
+    types::{Access, OpKey, Tag},
     util::testing::run,
     worker::{
-        operations::{Get, Outcome, Put, Work},
+        operations::{Get, Outcome, Put, Send, SendStage, Work},
         pair::Pair,
         rma::Target,
     },
@@ -93,6 +93,52 @@ fn a_get_that_is_refused() {
             assert!(matches!(outcome, Outcome::Done(Err(_))), "{outcome:?}");
             let peer = engine.ctx().peer(pair.link).expect("connected");
             assert_eq!(peer.posted, 0);
+        });
+        pair.end();
+    });
+}
+
+/// The receiver closes, which ends the send, and says then that it is ready: the buffer is the program's by now, and nobody copies out of it.
+#[test]
+fn a_send_that_has_ended() {
+    run(async {
+        let pair = Pair::new().await;
+        pair.here.shared.with(|engine| {
+            let ctx = engine.ctx();
+            let peer = ctx.peer(pair.link).expect("connected");
+            peer.posted += 1;
+            peer.announced_out += 1;
+            let one_copy = peer.one_copy.as_ref().expect("memory in common");
+            let word = one_copy.pair.acquire().expect("a word");
+            let work = Work::Send(Send {
+                tag: Tag(7),
+                buffer: vec![1; 256 << 10].into(),
+                sync: false,
+                stage: SendStage::Announced,
+                slot: Some(word),
+                cancelling: false,
+                am: None,
+            });
+            let key = ctx.operations.insert(Some(pair.link), false, work);
+            let over = Error::new(ErrorKind::Closed, "over");
+            engine.core.fail_operation(key, over);
+            let ready = control::Rtr {
+                op: 1,
+                scheme: 1,
+                address: 4096,
+                segment: 0,
+                segment_offset: 0,
+            };
+            let ready = ready.encode();
+            for (id, body) in [(control::TAG_RTR, &ready[..]), (control::ASK_KEYS, &[0; 8])] {
+                engine
+                    .core
+                    .message(pair.link, id, key.0, body)
+                    .expect("an echo");
+            }
+            assert!(engine.core.movers.transfers.is_empty(), "begun");
+            let outcome = engine.core.take_outcome(key).expect("over");
+            assert!(outcome.is_failure(), "{outcome:?}");
         });
         pair.end();
     });

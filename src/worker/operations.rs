@@ -697,6 +697,12 @@ impl Operations {
         self.get(key).filter(|entry| entry.link == Some(link))
     }
 
+    /// The same, unless it has ended: its future may take it, and its memory, at any time, and what a peer says of it is an echo.
+    #[inline]
+    pub(crate) fn waiting(&mut self, link: LinkId, key: OpKey) -> Option<&mut Entry> {
+        self.named(link, key).filter(|entry| entry.is_under_way())
+    }
+
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
         let entry = self.get(key)?;
         let (link, place, stamp) = (entry.link, entry.place.get(), entry.stamp);

@@ -250,9 +250,6 @@ async fn open(
             let part = memory.part(0, memory.len())?;
             (part.address(), memory.memory_type())
         } else {
-            if !channel.remote().endpoint().reaches_devices() {
-                return Err(unsupported("the peer is not a process of this host"));
-            }
             let identity = channel.remote().endpoint().identity()?;
             let import = prepared.accelerator.import(descriptor, &identity).await?;
             if import.len() < memory.len() as u64 {
@@ -310,9 +307,17 @@ fn reach(own: &CudaContext, ordinal: u16) -> Result<bool> {
     device.has_atomics_on(&other)
 }
 
-/// Whether the peer is of this process.
+/// Whether the peer is of this process, whose addresses are its own. What a peer says of that counts where the kernel vouches for it: on connections
+/// through shared memory.
+///
+/// # Errors
+/// `Unsupported`: it is no process of this host, as far as is known. Nothing is exported for such a one.
 fn is_here(channel: &MemoryChannel) -> Result<bool> {
-    let (peer, own) = (channel.remote().endpoint().identity()?, identity());
+    let endpoint = channel.remote().endpoint();
+    if !endpoint.reaches_devices() {
+        return Err(unsupported("the peer is not a process of this host"));
+    }
+    let (peer, own) = (endpoint.identity()?, identity());
     Ok((peer.boot, peer.pid_namespace, peer.pid) == (own.boot, own.pid_namespace, own.pid))
 }
 

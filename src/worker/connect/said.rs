@@ -7,6 +7,7 @@ use tokio::time::timeout;
 use crate::{
     error::{Error, Result},
     protocol::hello::{Introduction, Message},
+    sys::identity::identity,
     transport::{
         PeerInfo,
         channel::Channel,
@@ -25,8 +26,9 @@ pub(in crate::worker) fn info(channel: &Channel, client: &Introduction) -> PeerI
     }
 }
 
-/// Where a peer says that it lives, but for its user, of which the kernel tells where it can. Who was another user when it began says so in good
-/// faith, and so does who lives in another user namespace: what it says of that is put right, and not held against it.
+/// Where a peer says that it lives, but for its user and its process, of which the kernel tells where it can. Who was another user when it began says so
+/// in good faith, and so does who lives in another user namespace: what it says of that is put right, and not held against it. Who says that it is this
+/// very process would have addresses taken for this process's own.
 pub(in crate::worker) fn believed(channel: &Channel, said: Identity) -> Identity {
     let Some(known) = channel.peer_credentials() else {
         return said;
@@ -34,8 +36,11 @@ pub(in crate::worker) fn believed(channel: &Channel, said: Identity) -> Identity
     if known.uid != said.user {
         tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), says = said.user, "the peer says that it is another user");
     }
+    let own = identity();
+    let is_near = (&said.boot, said.pid_namespace) == (&own.boot, own.pid_namespace);
     Identity {
         user: known.uid,
+        pid: if is_near { known.pid } else { said.pid },
         ..said
     }
 }

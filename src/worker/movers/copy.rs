@@ -12,7 +12,9 @@ use crate::{
 
 impl Movers {
     pub(crate) fn start_transfer(&mut self, transfer: Transfer) {
-        if let Some(entry) = self.ctx.operations.get(transfer.op) {
+        let entry = self.ctx.operations.get(transfer.op);
+        // One that has ended is its future's to take, with the memory.
+        if let Some(entry) = entry.filter(|entry| entry.is_under_way()) {
             entry.copies += 1;
             self.transfers.push(transfer);
         }

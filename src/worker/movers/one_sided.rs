@@ -392,7 +392,7 @@ impl Ctx {
         let (to, rest) = (word(body)?, body.get(8..).unwrap_or(&[]));
         let address = word(rest)?;
         let keys = control::keys(rest.get(8..).unwrap_or(&[]))?;
-        let Some(entry) = self.operations.named(link, key) else {
+        let Some(entry) = self.operations.waiting(link, key) else {
             return Ok(());
         };
         let Work::Send(send) = &*entry.work else {
@@ -920,7 +920,7 @@ impl Movers {
         body: &[u8],
     ) -> Result<()> {
         let to = word(body)?;
-        let Some(entry) = self.ctx.operations.named(link, key) else {
+        let Some(entry) = self.ctx.operations.waiting(link, key) else {
             return Ok(());
         };
         let Work::Send(send) = &*entry.work else {

@@ -200,7 +200,7 @@ impl Movers {
         key: OpKey,
         rtr: Rtr,
     ) -> Result<()> {
-        let Some(entry) = self.ctx.operations.named(link, key) else {
+        let Some(entry) = self.ctx.operations.waiting(link, key) else {
             return Ok(());
         };
         let Work::Send(send) = &mut *entry.work else {
@@ -239,8 +239,8 @@ impl Movers {
         }
         // The receiver copies; this side takes a share while it is awake.
         send.stage = SendStage::AwaitMatch;
-        let local = send.buffer.address().cast_mut();
-        let chunks = send.slot;
+        // A list's receiver copies all of it.
+        let chunks = send.slot.filter(|_| send.buffer.list().is_none());
         if counts {
             self.ctx.announcement_over(link);
         }
@@ -248,7 +248,10 @@ impl Movers {
             return Err(violation("no memory in common"));
         };
         let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
-        if let (Some(remote), Some(chunks)) = (remote, chunks) {
+        if let (Some(remote), Some(chunks)) = (remote, chunks)
+            && let Some(Work::Send(send)) = self.ctx.operations.work(key)
+        {
+            let local = send.buffer.address().cast_mut();
             let transfer = Transfer {
                 peer_op: Some(rtr.op),
                 chunks: Some(chunks),

@@ -218,6 +218,14 @@ impl Movers {
         };
         let found = found.and_then(|(run, source)| {
             let (slot, address) = self.exportable(run, &asked)?;
+            // What the driver gives away reaches all of an allocation, for good: it is not for whom the kernel does not vouch for.
+            if !self
+                .ctx
+                .peer(link)
+                .is_some_and(|peer| peer.reaches_devices())
+            {
+                return Err(unsuitable("the connection is none through shared memory"));
+            }
             Ok((slot, address, source))
         });
         let lent = Lent {

@@ -253,7 +253,10 @@ fn open<S: Sharing>(
 fn own<S: Sharing>(sharing: &S, descriptor: &Descriptor<S::Way>) -> Result<ImportedMemory> {
     let allocation = &descriptor.allocation;
     let at = allocation.base.wrapping_add(descriptor.offset);
-    match sharing.own(at, allocation.id)? {
+    // A peer gives it back, and may have changed it: it ends in the allocation, too.
+    let last = at.wrapping_add(descriptor.length.saturating_sub(1));
+    let is_there = last >= at && sharing.own(last, allocation.id)?.is_some();
+    match sharing.own(at, allocation.id)?.filter(|_| is_there) {
         Some(memory_type) => Ok(ImportedMemory::new(at, descriptor.length, memory_type, ())),
         None => Err(handover::stale()),
     }
