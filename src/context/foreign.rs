@@ -198,7 +198,7 @@ unsafe fn buffer(
 
 /// Whether the processor has no such addresses: a device's, then.
 fn is_no_hosts(range: AddressRange) -> bool {
-    cfg!(target_arch = "x86_64") && range.end() > 1 << 56
+    cfg!(target_arch = "x86_64") && range.end() > AddressRange::HOST_END
 }
 
 #[cold]

@@ -152,15 +152,18 @@ impl Segment {
         sealed.is_ok()
     }
 
-    /// Lends it to a connection for writing, unless it was lent to another, or its pages are to stay.
-    pub(crate) fn lend(&self, to: EndpointId) -> bool {
+    /// Lends it to a connection for writing, unless it was lent to another, or its pages are to stay: `None`. Whether it was not lent before.
+    pub(crate) fn lend(&self, to: EndpointId) -> Option<bool> {
         if self.locked.load(Ordering::Relaxed) {
-            return false;
+            return None;
         }
         let lent =
             self.lent_to
                 .compare_exchange(NOBODY, to.0, Ordering::Relaxed, Ordering::Relaxed);
-        lent.is_ok() || lent == Err(to.0)
+        match lent {
+            Ok(_) => Some(true),
+            Err(before) => (before == to.0).then_some(false),
+        }
     }
 
     /// The connection that may write it.
@@ -400,6 +403,14 @@ impl fmt::Debug for HostBufferMut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn is_lent_once() {
+        let memory = HostBufferMut::allocate(100).expect("memory");
+        let segment = memory.segment.as_ref().expect("a segment");
+        let lent = [1, 1, 2, 1].map(|to| segment.lend(EndpointId(to)));
+        assert_eq!(lent, [Some(true), Some(false), None, Some(false)]);
+    }
 
     #[test]
     fn is_zeroed_aligned_and_writable() {

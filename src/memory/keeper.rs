@@ -3,7 +3,12 @@
 //! One thread for all of it, which is there only while something is kept. What is kept for a peer that neither leaves nor ends is
 //! looked at ever less often.
 
-use std::{mem, thread, time::Duration};
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::Duration,
+};
 
 use crate::util::lock::Mutex;
 
@@ -57,10 +62,27 @@ fn run() {
                 return;
             }
         }
-        all.retain_mut(|kept| !kept());
+        look(&mut all);
         if !all.is_empty() {
             thread::sleep(pause);
             pause = (pause * 2).min(SELDOM);
+        }
+    }
+}
+
+/// Lets go of what may go. What is dropped with it is a program's, and may panic: what else is kept stays for all that.
+fn look(all: &mut Vec<Kept>) {
+    let mut index = 0;
+    while let Some(kept) = all.get_mut(index) {
+        let is_over = catch_unwind(AssertUnwindSafe(kept));
+        if matches!(is_over, Ok(false)) {
+            index += 1;
+            continue;
+        }
+        let kept = all.swap_remove(index);
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(kept)));
+        if is_over.and(dropped).is_err() {
+            tracing::error!(target: "wharf::memory", "the drop of memory that a peer was inside has panicked");
         }
     }
 }
@@ -73,6 +95,38 @@ mod tests {
     };
 
     use super::*;
+
+    /// In the place of the thread.
+    #[test]
+    fn a_drop_that_panics_takes_nothing_along() {
+        struct Owner;
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                panic!("a program's own");
+            }
+        }
+        let (owner, memory) = (Owner, Arc::new(()));
+        let held = Arc::clone(&memory);
+        let mut may_go = false;
+        let mut all: Vec<Kept> = vec![
+            Box::new(move || {
+                let _owner = &owner;
+                true
+            }),
+            Box::new(move || {
+                let _memory = &held;
+                mem::replace(&mut may_go, true)
+            }),
+        ];
+        look(&mut all);
+        assert_eq!(
+            (all.len(), Arc::strong_count(&memory)),
+            (1, 2),
+            "it goes on"
+        );
+        look(&mut all);
+        assert_eq!((all.len(), Arc::strong_count(&memory)), (0, 1));
+    }
 
     #[test]
     fn what_is_kept_goes_when_it_may() {

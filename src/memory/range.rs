@@ -12,6 +12,9 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
+    /// Behind the last address that memory of a process may have: of 57 bits, as x86-64 has with five levels of tables, half are the system's. Others have fewer.
+    pub(crate) const HOST_END: u64 = 1 << 56;
+
     /// `length` bytes from `address` on.
     ///
     /// # Errors

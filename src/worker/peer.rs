@@ -114,7 +114,9 @@ struct Loans(Vec<Weak<Segment>>);
 
 impl Loans {
     fn push(&mut self, segment: &Arc<Segment>) {
-        self.0.retain(|lent| lent.strong_count() > 0);
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|lent| lent.strong_count() > 0);
+        }
         self.0.push(Arc::downgrade(segment));
     }
 }
@@ -197,11 +199,11 @@ impl OneCopy {
 
     /// Lends the peer a segment, unless it is another's.
     pub(crate) fn lend(&mut self, segment: &Arc<Segment>) -> bool {
-        let is_lent = segment.lend(self.told.id);
-        if is_lent {
+        let lent = segment.lend(self.told.id);
+        if lent == Some(true) {
             self.told.loans.push(segment);
         }
-        is_lent
+        lent.is_some()
     }
 
     /// Notes that the peer has a segment of this side.

@@ -126,7 +126,11 @@ unsafe extern "C" fn handle(kind: c_int, event: *mut Event, _: *mut c_void) {
             let Mremap { flags, address, .. } = unsafe { (*event).mremap };
             // Older versions do not say where to.
             if flags & libc::MREMAP_FIXED != 0 {
-                tell(PAGE, u64::MAX - 2 * LARGEST_PAGE, Cause::Unmapped);
+                tell(
+                    PAGE,
+                    AddressRange::HOST_END - 2 * LARGEST_PAGE,
+                    Cause::Unmapped,
+                );
             }
             (address, EventClasses::REMAP)
         }

@@ -212,7 +212,7 @@ impl MemoryTypes {
     /// As of [`find`](Self::find).
     pub(crate) fn find_current(&self, range: AddressRange) -> Result<MemoryAttributes> {
         if let Some(known) = self.known_of_device(range) {
-            if self.is_current(range, &known) {
+            if self.is_current(range, &known) || self.is_said(range, &known)? {
                 self.tally.add(false);
                 return Ok(known);
             }
@@ -232,6 +232,20 @@ impl MemoryTypes {
             || self
                 .detectors()
                 .any(|domain| domain.is_current(range, known))
+    }
+
+    /// Whether the program has said it, of memory of which no driver in use can tell.
+    ///
+    /// # Errors
+    /// What a driver said.
+    fn is_said(&self, range: AddressRange, known: &MemoryAttributes) -> Result<bool> {
+        let is_told = |domain: &Arc<dyn MemoryDomain>| {
+            let types = domain.attributes().memory_types;
+            // Of memory that the system moves the driver knows what it has allocated itself, and that is little.
+            known.memory_type != MemoryType::RocmManaged && types.contains(&known.memory_type)
+        };
+        let is_said = self.cache.get(range).is_some_and(|(_, seen)| seen == SAID);
+        Ok(is_said && !self.detectors().any(is_told) && self.detect(range)?.is_none())
     }
 
     /// As long as no device runtime was announced, asks whether one is there: the program may have loaded it without a word.
@@ -318,20 +332,23 @@ impl MemoryTypes {
 
     /// An allocator says what it has just allocated.
     pub(crate) fn allocated(&self, attributes: &MemoryAttributes) {
+        self.note(attributes, 0);
+    }
+
+    fn note(&self, attributes: &MemoryAttributes, seen: u64) {
         if self.runtimes.load(Relaxed) == 0 && attributes.memory_type != MemoryType::Host {
             // Whoever has device memory has a device runtime.
             self.runtimes.fetch_add(1, SeqCst);
         }
         if attributes.memory_type != MemoryType::Host {
             let events = self.cache.events.count();
-            self.cache
-                .store(attributes, self.runtimes.load(SeqCst), events);
+            self.cache.store(attributes, seen, events);
         }
     }
 
     /// As [`allocated`](Self::allocated), by the program. Where the index does not go it is noted down all the same: nobody else may know.
     pub(crate) fn announced(&self, attributes: &MemoryAttributes) {
-        self.allocated(attributes);
+        self.note(attributes, SAID);
         if attributes.memory_type != MemoryType::Host && is_beyond(attributes.allocation) {
             self.cache.say(attributes);
         }
@@ -342,6 +359,9 @@ impl MemoryTypes {
         self.cache.invalidate(range, Cause::Notified);
     }
 }
+
+/// In place of the count of runtimes, which is of the host's memory alone: the program has said it.
+const SAID: u64 = u64::MAX;
 
 fn detects(domain: &dyn MemoryDomain) -> bool {
     let capabilities = domain.attributes().capabilities;
@@ -474,6 +494,33 @@ mod tests {
             types.freed(said.allocation);
         }
         assert_eq!(types.cache.said.made.load(SeqCst), 100);
+    }
+
+    /// What the program says of memory of which nobody else can tell counts until it says otherwise, also where what others know is asked anew.
+    #[test]
+    fn said_where_nobody_can_tell() {
+        let (types, expert) = types(&[]);
+        let place = range(BASE, 8192);
+        let part = range(BASE + 4096, 10);
+        for memory_type in [MemoryType::Rocm(3), MemoryType::RocmManaged] {
+            let said = MemoryAttributes::new(memory_type, place).id(9);
+            types.announced(&said);
+            for _ in 0..2 {
+                assert_eq!(types.find_current(part).expect("said"), said);
+            }
+            types.freed(place);
+            let host = types.find_current(part).expect("the host's");
+            assert_eq!(host.memory_type, MemoryType::Host);
+        }
+        assert!(expert.asked.load(SeqCst) > 0, "somebody could know better");
+        // The expert can tell of such memory, and knows nothing of it.
+        types.announced(&cuda(BASE, 8192, 9));
+        let host = types.find_current(part).expect("the host's");
+        assert_eq!(host.memory_type, MemoryType::Host);
+        // Who can tell says what it is now.
+        types.announced(&MemoryAttributes::new(MemoryType::Rocm(3), place));
+        expert.known.lock().push(cuda(BASE, 8192, 11));
+        assert_eq!(types.find_current(part).expect("known").id, 11);
     }
 
     #[test]

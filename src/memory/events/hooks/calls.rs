@@ -102,10 +102,10 @@ fn tell_range(start: usize, end: usize, cause: Cause) {
     }
 }
 
-/// Tells of all memory: what exactly will change could not be learned.
+/// Tells of all memory of the host's: what exactly will change could not be learned.
 #[cold]
 pub(super) fn tell_everything(cause: Cause) {
-    tell_range(PAGE, usize::MAX & !(PAGE - 1), cause);
+    tell_range(PAGE, AddressRange::HOST_END as usize, cause);
 }
 
 /// Whether this is the self-test's call.
