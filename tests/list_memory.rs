@@ -12,7 +12,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use wharf::{AmId, Buffer, BufferList, Context, Endpoint, ErrorKind, Op, Tag, Worker};
+use wharf::{
+    AmId, Buffer, BufferList, BufferListMut, BufferMut, Context, Endpoint, ErrorKind, Op, Tag,
+    Worker,
+};
 
 /// Counts the bytes that are allocated.
 struct Counting;
@@ -20,6 +23,8 @@ struct Counting;
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 /// How often.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// The most at once.
+static LONGEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Tests count what all of the process does: one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -29,6 +34,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
         CALLS.fetch_add(1, Ordering::Relaxed);
+        LONGEST.fetch_max(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
@@ -165,6 +171,36 @@ fn lists_that_wait_for_room_take_no_copy() {
                 let bytes = message.bytes().await.expect("bytes");
                 assert!(bytes.len() == length && bytes.iter().all(|byte| *byte == 7));
                 send.await.expect("sent");
+            }
+        });
+    }
+}
+
+/// A short message into a long list costs what it is long, also where it would be given a place before it is here.
+#[test]
+fn a_short_message_into_a_long_list_takes_no_copy_of_it() {
+    const PIECE: usize = 16 << 20;
+    let _alone = ALONE.lock();
+    for transport in ["tcp", "shm"] {
+        run(async {
+            let (_here, there, [endpoint, _accepted]) = pair(transport).await;
+            for length in [10, 5000, 60_000] {
+                let pieces = [100, PIECE].map(|length| BufferMut::from(vec![0; length]));
+                LONGEST.store(0, Ordering::Relaxed);
+                let receive = there.tag_recv(Tag(1), BufferListMut::from(pieces)).post();
+                endpoint
+                    .tag_send(Tag(1), &BYTES[..length])
+                    .await
+                    .expect("sent");
+                let received = receive.await.expect("received");
+                let longest = LONGEST.load(Ordering::Relaxed);
+                assert!(longest < PIECE, "{transport}: {longest} bytes at once");
+                assert_eq!(received.len, length);
+                let pieces = received.buffer.into_inner();
+                let bytes = pieces
+                    .iter()
+                    .flat_map(|piece| piece.as_slice().expect("of the host"));
+                assert!(bytes.take(length).all(|byte| *byte == 7));
             }
         });
     }

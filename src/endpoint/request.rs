@@ -166,6 +166,15 @@ impl<'a, V: Verb<'a>> Request<V> {
         posted: &mut Op<V::Kind>,
     ) -> Result<(), V::Refused> {
         let operation = self.verb.operation();
+        let rare = self.rare.take().unwrap_or_default();
+        if let Some(begun) = rare.begun {
+            // It was polled before.
+            *posted = begun.told_as();
+            return Ok(());
+        }
+        if self.is_over {
+            return Err(self.verb.refused(wrong().during(operation)));
+        }
         let begun = failed
             .map_or(Ok(()), Err)
             .and_then(|()| self.verb.check())
@@ -173,7 +182,7 @@ impl<'a, V: Verb<'a>> Request<V> {
                 let shared = self.verb.endpoint().shared();
                 shared.begin(operation, |engine| self.verb.begin(engine, true))
             });
-        let deadline = self.rare.take().unwrap_or_default().deadline;
+        let deadline = rare.deadline;
         let handle = self.verb.endpoint().handle();
         *posted = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.posted(value),

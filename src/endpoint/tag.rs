@@ -433,8 +433,12 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 
     #[inline(never)]
     fn post_slowly(&mut self, posted: &mut Op<Received<B>>) {
-        if let Some(buffer) = self.buffer.take() {
-            let deadline = self.rare.take().unwrap_or_default().deadline;
+        let rare = self.rare.take().unwrap_or_default();
+        if let Some(begun) = rare.begun {
+            // It was polled before.
+            *posted = begun.told_as();
+        } else if let Some(buffer) = self.buffer.take() {
+            let deadline = rare.deadline;
             let begun = self.enter(buffer.into());
             *posted = Op::new(self.worker.handle(), begun, deadline, Operation::TagRecv);
         }
@@ -784,7 +788,8 @@ pub struct TagMatched<'a> {
     peer: Option<(LinkId, EndpointId)>,
     tag: Tag,
     mask: Mask,
-    begun: Option<Op<Outcome>>,
+    /// The claim.
+    pub(super) begun: Option<Op<Outcome>>,
 }
 
 impl<'a> TagMatched<'a> {

@@ -133,6 +133,7 @@ impl Future for TagRecvBytes<'_> {
         match this.deadline.is_over(&this.matched.handle.shared, cx) {
             true => {
                 this.rest = None;
+                this.matched.begun = None;
                 Poll::Ready(Err(Deadline::error(Operation::TagRecv)))
             }
             false => Poll::Pending,

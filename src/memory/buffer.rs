@@ -389,7 +389,17 @@ impl Buffer {
     /// Whether dropping it may take long, or do what the user likes: the memory has an owner that this was made with, or a driver frees it.
     #[inline]
     pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.0, Shared::Raw(_) | Shared::Domain { .. })
+        match &self.0 {
+            Shared::Raw(_) | Shared::Domain { .. } => true,
+            Shared::List(list) => list.pieces().iter().any(Self::is_lent),
+            Shared::Bytes(_) | Shared::Segment { .. } => false,
+        }
+    }
+
+    /// Whether there is nothing to drop: no bytes, and no owner.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.is_empty() && matches!(self.0, Shared::Bytes(_))
     }
 }
 
@@ -807,6 +817,12 @@ impl BufferMut {
     #[inline]
     pub(crate) fn is_list(&self) -> bool {
         matches!(&self.0, Unique::List(_))
+    }
+
+    /// Whether there is nothing to drop: no bytes, and no owner.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.is_empty() && matches!(self.0, Unique::Vec(_) | Unique::Bytes(_) | Unique::Host(_))
     }
 
     /// The pieces, if it is several.

@@ -31,6 +31,7 @@ use crate::{
             Arrival, Body, Ended, Outgoing, PutIn, RecvStage, SendStage, Serve, Unexpected, Work,
         },
         peer::{OneCopy, at},
+        receive::Posted,
         send::give,
         signal::put_parts,
         source::Source,
@@ -1004,9 +1005,26 @@ impl Core {
             let key = self.enter_direct(buffer, from, order);
             return self.place_receive(from, key, tag, length);
         }
+        if self.next_is_list(tag) {
+            // It takes a message that is here piece by piece; a place in one run would be a copy of all of it.
+            return Ok(Place::Whole);
+        }
         match self.match_posted(from, tag) {
             Some(key) => self.place_posted(from, key, tag, length),
             None => Ok(Place::Whole),
+        }
+    }
+
+    /// Whether the receive that takes the next message of this tag is into a list.
+    fn next_is_list(&mut self, tag: Tag) -> bool {
+        let next = self.posted.first_match(tag);
+        match next.and_then(|id| self.posted.get(id)) {
+            Some(Posted::Receive(receive)) => receive.buffer.is_list(),
+            Some(Posted::Claim(key)) => {
+                let work = self.movers.ctx.operations.work(*key);
+                matches!(work, Some(Work::Recv(recv)) if recv.buffer.is_list())
+            }
+            None => false,
         }
     }
 

@@ -23,6 +23,34 @@ scenarios! { everywhere, and under TLS on threads:
         assert_eq!(pair.there.receive(5, 10).await, b"next");
     }
 
+    /// What was polled and is posted then goes on, and is not done again.
+    async fn posted_after_a_poll(way: Way) {
+        let pair = way.pair().await;
+        let (here, there) = (&pair.here.endpoint, &pair.there);
+        let mut receive = there.worker.tag_recv(5, vec![0; 10]);
+        assert!(futures::poll!(&mut receive).is_pending(), "nothing was sent");
+        let receive = receive.post();
+        // Matched by a receive alone: it waits.
+        let long = pattern(100_000, 3);
+        let mut send = here.tag_send(6, long).sync();
+        assert!(futures::poll!(&mut send).is_pending(), "nobody receives it");
+        let send = send.post().expect("it goes on");
+        here.tag_send(5, "once").await.expect("sent");
+        assert_eq!(receive.await.expect("a message").len, 4);
+        same(&there.receive(6, 100_000).await, long, 100_000);
+        send.await.expect("sent");
+        here.tag_send(6, "next").await.expect("sent");
+        assert_eq!(there.receive(6, 10).await, b"next");
+        // One that is over is over.
+        let mut over = here.tag_send(7, "once");
+        (&mut over).await.expect("sent");
+        let refused = over.post().expect_err("it was sent");
+        assert_eq!(refused.error().kind(), ErrorKind::InvalidArgument);
+        here.tag_send(7, "next").await.expect("sent");
+        assert_eq!(there.receive(7, 10).await, b"once");
+        assert_eq!(there.receive(7, 10).await, b"next");
+    }
+
     /// The receive is there first.
     async fn expected(way: Way) {
         let pair = way.pair().await;

@@ -17,10 +17,10 @@ impl Ctx {
     /// Lets go of an operation's memory, once the lock is gone.
     pub(crate) fn defer_drop(&mut self, work: Work) {
         let holds = match &work {
-            Work::Recv(recv) => !recv.buffer.is_empty(),
-            Work::Get(get) => !get.buffer.is_empty(),
-            Work::Send(send) => !send.buffer.is_empty() || send.am.is_some(),
-            Work::Put(put) => !put.buffer.is_empty(),
+            Work::Recv(recv) => !recv.buffer.is_nothing(),
+            Work::Get(get) => !get.buffer.is_nothing(),
+            Work::Send(send) => !send.buffer.is_nothing() || send.am.is_some(),
+            Work::Put(put) => !put.buffer.is_nothing(),
             Work::Claim(_)
             | Work::Atomic(_)
             | Work::ClaimLanding { .. }

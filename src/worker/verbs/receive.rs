@@ -20,7 +20,7 @@ use crate::{
 
 impl Ctx {
     fn defer_drop_memory(&mut self, buffer: BufferMut) {
-        if !buffer.is_empty() {
+        if !buffer.is_nothing() {
             self.deferred.push(Deferred::Memory(buffer));
         }
     }
