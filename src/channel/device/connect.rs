@@ -4,8 +4,8 @@
 //! each end:  load and try the kernels, a block of counters, exports ──▶ message: all that, or why not ──▶ the peer
 //!            open what the peer sent ──▶ last word: done, or why not ──▶ the peer
 //! ```
-//! The device does it when both ends have said yes twice; else both do it from the host. The message goes along with an attempt at a semaphore, which
-//! nobody uses: so it is of the same attempt as the last word, and what is left of attempts that were given up is passed by.
+//! The device does it when both ends have said yes twice; else both do it from the host. The message goes along with an attempt at a semaphore: so it is of
+//! the same attempt as the last word, and what is left of attempts that were given up is passed by. Its signals are those of the host.
 //!
 //! Both begin with a byte: 1, and in the message three parts behind their lengths (2 bytes, little-endian): the block as registered memory, what lets
 //! another process open this rank's memory, and the block. Or 0, and the reason. Nothing that a peer sends is trusted but as other registered memory is;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::{
     channel::{
-        Communicator, MemoryChannel, RegisteredMemory,
+        Communicator, MemoryChannel, RegisteredMemory, Semaphore,
         cuda::{self, blocking, unsupported},
         semaphore::meet,
     },
@@ -114,12 +114,12 @@ impl DeviceChannel {
             Ok(path) => (channel.clone(), path),
             Err(reason) => {
                 tracing::debug!(target: "wharf::channel", reason, "a device channel goes from the host");
+                // With signals of its own, as on the device.
+                let (local, remote) = (channel.local().clone(), channel.remote().clone());
+                let own = MemoryChannel::new(Semaphore::of(paired), local, remote)?;
                 let channel = match packets {
-                    0 => channel.clone(),
-                    _ => {
-                        let channel = channel.clone();
-                        channel.with_packets(communicator, tag, packets).await?
-                    }
+                    0 => own,
+                    _ => own.with_packets(communicator, tag, packets).await?,
                 };
                 let hosted = Hosted::start(channel.clone(), stream, reason);
                 (channel, Path::Host(hosted))
@@ -315,7 +315,8 @@ fn reach(own: &CudaContext, ordinal: u16) -> Result<bool> {
 fn is_here(channel: &MemoryChannel) -> Result<bool> {
     let endpoint = channel.remote().endpoint();
     if !endpoint.reaches_devices() {
-        return Err(unsupported("the peer is not a process of this host"));
+        let text = "no shared memory with the peer: nobody vouches for its being on this host";
+        return Err(unsupported(text));
     }
     let (peer, own) = (endpoint.identity()?, identity());
     Ok((peer.boot, peer.pid_namespace, peer.pid) == (own.boot, own.pid_namespace, own.pid))

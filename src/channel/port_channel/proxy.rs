@@ -280,6 +280,11 @@ impl Devices {
             Poll::Ready(Some(words)) => return Poll::Ready(Found::Own(words)),
             // Nobody holds the service: no kernel can push any more.
             Poll::Ready(None) => return Poll::Ready(self.pop(shared).unwrap_or(Found::Over)),
+            // A ring that came since the look above was told of to nobody: the waker is there only now.
+            Poll::Pending if shared.is_called.load(Ordering::Acquire) => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             Poll::Pending if self.readers.is_empty() => return Poll::Pending,
             Poll::Pending => {}
         }
