@@ -315,6 +315,48 @@ scenarios! {
         }
     }
 
+    /// Bytes of streams that nobody reads yet hold no pinned memory up which others need: what the reader wants first passes them.
+    async fn streams_that_are_not_read_stop_nobody(way: Way) {
+        const LONG: usize = 2 << 20;
+        let ends = Ends::new(way).await;
+        let mut streams = Vec::new();
+        for _ in 0..3 {
+            let (here, there) = tokio::join!(
+                ends.here.endpoint.stream(),
+                ends.there.endpoint.accept_stream(),
+            );
+            streams.push((here.expect("opened"), there.expect("accepted")));
+        }
+        let mut readers = Vec::new();
+        let mut writes = Vec::new();
+        for (index, (here, there)) in streams.iter_mut().enumerate() {
+            let first = memory(&ends.here, DEVICE, pattern(LONG, index)).await.freeze();
+            let second = memory(&ends.here, DEVICE, pattern(LONG, index + 10)).await.freeze();
+            // All of it is written, whether or not the future is dropped.
+            assert!(futures::poll!(std::pin::pin!(here.write_buffer(first))).is_pending());
+            assert!(futures::poll!(std::pin::pin!(here.write_buffer(second))).is_pending());
+            writes.push(here);
+            readers.push(there);
+        }
+        a_while().await;
+        let source = memory(&ends.here, DEVICE, pattern(SIZE, 1)).await.freeze();
+        transfer(&ends, 0, source).await.expect("goes on");
+        for (index, (reader, writer)) in readers.iter_mut().zip(&mut writes).enumerate() {
+            let read = async {
+                for seed in [index, index + 10] {
+                    let mut found = vec![0; LONG];
+                    tokio::io::AsyncReadExt::read_exact(reader, &mut found).await.expect("read");
+                    equal(&found, pattern(LONG, seed), "what was written");
+                }
+            };
+            let (flushed, ()) = tokio::join!(tokio::io::AsyncWriteExt::flush(writer), read);
+            flushed.expect("flushed");
+        }
+        drop((writes, readers));
+        drop(streams);
+        ends.end().await;
+    }
+
     /// A peer that has stopped reading keeps others waiting no longer than for a fragment.
     async fn a_peer_that_does_not_receive_stops_nobody(way: Way) {
         let ends = Ends::new(way).await;

@@ -71,6 +71,8 @@ pub(in crate::worker) struct Pipe {
     pub(in crate::worker) total: usize,
     /// The first byte that no part has.
     pub(in crate::worker) next: usize,
+    /// Parts begin before this one: of a stream, what its window has room for.
+    pub(in crate::worker) most: usize,
     /// Bytes of parts that are over.
     pub(in crate::worker) done: usize,
     /// Parts that an engine did not take, to be begun in another way: where, and bytes.
@@ -118,6 +120,10 @@ impl Pipe {
             others: Vec::new(),
             total,
             next: 0,
+            most: match kind {
+                Kind::Write => 0,
+                _ => total,
+            },
             done: 0,
             again: Vec::new(),
             parts: VecDeque::new(),

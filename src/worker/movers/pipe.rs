@@ -237,7 +237,11 @@ impl Movers {
         side: Side,
     ) -> Option<(Fragment, usize, usize)> {
         let pipe = self.ctx.pipe(key).filter(|pipe| pipe.has_room())?;
-        let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
+        let (slot, next, left) = (pipe.slot, pipe.next, pipe.most - pipe.next);
+        if left == 0 && matches!(pipe.kind, Kind::Write) {
+            // Until the stream has room.
+            return None;
+        }
         let (fragment, room) = self.take_fragment(key, slot, side)?;
         let most = left.min(room);
         let length = self.ctx.part_length(key, next, most, side == Side::Out);

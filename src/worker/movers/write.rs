@@ -41,7 +41,25 @@ impl Ctx {
 }
 
 impl Movers {
-    /// Enters such a buffer, and begins to copy it out.
+    /// Lets as many of its bytes be copied out as leave for certain, `room` of those that have not left. What is in a fragment and cannot leave would hold
+    /// up others, of which the reader may want something first. How many are left of `room`, where all of it has a fragment or had one.
+    pub(crate) fn let_write(&mut self, key: OpKey, room: usize) -> Option<usize> {
+        let entry = self.ctx.operations.get(key)?;
+        let Work::Write(write) = &*entry.work else {
+            return None;
+        };
+        let sent = write.sent;
+        let pipe = entry.pipe()?;
+        let most = pipe.total.min(sent.saturating_add(room)).max(pipe.most);
+        let has_begun = pipe.next == pipe.total;
+        if most > pipe.most {
+            pipe.most = most;
+            self.devices.step_soon(key);
+        }
+        has_begun.then(|| (sent + room).saturating_sub(most))
+    }
+
+    /// Enters such a buffer. [`Movers::let_write`] begins to copy it out.
     pub(crate) fn start_write(&mut self, link: LinkId, stream: StreamKey, buffer: Buffer) -> OpKey {
         let (types, total) = (buffer.device_types(), buffer.len());
         let slot = self.devices.slot_for(&types);

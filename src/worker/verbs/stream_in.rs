@@ -248,6 +248,7 @@ impl Core {
         ctx.wakes.extend(writing.waker.take());
         if writing.has_unsent() {
             ctx.queue_stream(stream);
+            self.movers.let_writes(stream);
         }
         Ok(())
     }

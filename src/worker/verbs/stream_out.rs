@@ -157,6 +157,7 @@ impl Core {
             {
                 let ready = false;
                 stream.writing.pieces.push_back(Piece::Staged { op, ready });
+                self.movers.let_writes(stream);
             }
             return Ok(number);
         }
@@ -293,7 +294,11 @@ impl Core {
         if writing.pieces.is_empty() {
             ctx.wakes.extend(writing.waker.take());
         }
-        Ok(Step::after(!writing.has_unsent()))
+        let step = Step::after(!writing.has_unsent());
+        if matches!(writing.pieces.front(), Some(Piece::Staged { .. })) {
+            self.movers.let_writes(stream);
+        }
+        Ok(step)
     }
 }
 
@@ -448,6 +453,7 @@ impl Core {
                 *ready = true;
             }
         }
+        self.movers.let_writes(stream);
         self.movers.ctx.queue_stream(stream);
     }
 
@@ -495,6 +501,22 @@ impl Ctx {
 }
 
 impl Movers {
+    /// Has what a device's buffers in front have for the window copied out: of one after the other, so that what is there can leave.
+    pub(in crate::worker) fn let_writes(&mut self, stream: &Stream) {
+        let mut room = usize::try_from(stream.writing.window.left()).unwrap_or(usize::MAX);
+        for piece in &stream.writing.pieces {
+            let left = match piece {
+                Piece::Staged { op, .. } => self.let_write(*op, room),
+                Piece::Gathered { bytes, done } => room.checked_sub(bytes.len() - done),
+                Piece::Owned { buffer, done, .. } => room.checked_sub(buffer.len() - done),
+            };
+            match left {
+                Some(left) if left > 0 => room = left,
+                _ => break,
+            }
+        }
+    }
+
     /// A frame out of pinned memory, for the first piece of a stream that has window.
     fn advance_write(&mut self, stream: &mut Stream) -> Result<Step, SendError> {
         let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
@@ -521,9 +543,12 @@ impl Movers {
             writing.pieces.pop_front();
             writing.left += 1;
             self.ctx.wakes.extend(writing.waker.take());
-            return Ok(Step::after(!writing.has_unsent()));
+            let step = Step::after(!writing.has_unsent());
+            self.let_writes(stream);
+            return Ok(step);
         }
         writing.mark_ready(ready);
+        self.let_writes(stream);
         Ok(if ready { Step::More } else { Step::Parked })
     }
 }
