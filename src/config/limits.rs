@@ -23,7 +23,7 @@ use crate::error::Error;
 /// beginnings and ends of streams: 64 bytes each, in no limit's amount.
 ///
 /// Messages that had arrived whole when their connection ended stay to be received, and count for their source and the worker until then.
-/// Nothing is kept of a peer that broke the protocol or went beyond a limit. What is held now,
+/// Messages are not kept of a peer that broke the protocol or went beyond a limit; its streams stay, to be accepted and read. What is held now,
 /// [`WorkerMetrics::held`](crate::WorkerMetrics::held) tells; how often each limit was met, [`WorkerMetrics::refused`](crate::WorkerMetrics::refused).
 ///
 /// A count of [`u64::MAX`] is no limit. The variable `WHARF_LIMITS` sets single amounts, as in `connection.unexpected_bytes=1M,worker.connections=100`.

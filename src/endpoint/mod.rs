@@ -76,6 +76,7 @@ pub use region::RemoteRegion;
 pub use rma::{Fetched, Get, Put};
 pub(crate) use signal::Waiting;
 pub use signal::{Counter, Wait};
+pub(crate) use stream::AcceptedStreams;
 pub use stream::{
     AcceptStream, ByteReader, ByteStream, ByteWriter, OpenStream, ReadChunk, ReuniteError,
     WriteBuffer,

@@ -6,20 +6,20 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes};
+use futures::Stream;
 use pin_project::pin_project;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
     error::{Operation, Result},
     memory::Buffer,
-    types::{EndpointId, LinkId, WorkerId},
+    types::WorkerId,
     worker::{
         core::Core,
-        ctx::Ctx,
         device::{admit, admit_staging},
         engine::Engine,
         shared::Shared,
@@ -208,7 +208,7 @@ impl ByteStream {
     }
 
     /// Ends both directions at once. Bytes that have not left are thrown away, and those that the peer has not read are void: its reads fail
-    /// with `ConnectionReset`, its writes with `BrokenPipe`.
+    /// with `ConnectionReset`, its writes with `BrokenPipe`. A direction whose end was told already (`shutdown`) stays as it is.
     pub fn reset(self) {
         self.writer.reset();
     }
@@ -480,9 +480,7 @@ impl AsyncWrite for ByteStream {
 /// Cancel safe.
 #[must_use = "a stream is opened when this is awaited"]
 #[derive(Debug)]
-pub struct OpenStream<'a> {
-    endpoint: &'a Endpoint,
-}
+pub struct OpenStream<'a>(Waits<'a>);
 
 /// Accepts a stream; made by [`Endpoint::accept_stream`].
 ///
@@ -493,9 +491,7 @@ pub struct OpenStream<'a> {
 /// Cancel safe.
 #[must_use = "a stream is accepted when this is awaited"]
 #[derive(Debug)]
-pub struct AcceptStream<'a> {
-    endpoint: &'a Endpoint,
-}
+pub struct AcceptStream<'a>(Waits<'a>);
 
 /// Reads a chunk; made by [`ByteStream::read_chunk`].
 ///
@@ -551,7 +547,11 @@ impl Endpoint {
     #[doc(alias = "ucp_stream_send_nbx")]
     #[doc(alias = "ucp_stream_send_nb")]
     pub fn stream(&self) -> OpenStream<'_> {
-        OpenStream { endpoint: self }
+        OpenStream(Waits {
+            endpoint: self,
+            opens: true,
+            ticket: None,
+        })
     }
 
     /// Accepts the next byte stream that the peer opens. Several tasks may wait at once.
@@ -561,17 +561,83 @@ impl Endpoint {
     #[doc(alias = "ucp_stream_worker_poll")]
     #[doc(alias = "ucp_stream_poll_ep_t")]
     pub fn accept_stream(&self) -> AcceptStream<'_> {
-        AcceptStream { endpoint: self }
+        AcceptStream(Waits {
+            endpoint: self,
+            opens: false,
+            ticket: None,
+        })
     }
 }
 
 /// Waits for a stream that is opened or accepted.
+/// Who waits for a stream, to be opened or accepted.
+#[derive(Debug)]
+struct Waits<'a> {
+    endpoint: &'a Endpoint,
+    opens: bool,
+    ticket: Option<u64>,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        forget(self.endpoint, self.opens, self.ticket);
+    }
+}
+
+/// Who waited under this ticket is gone.
+fn forget(endpoint: &Endpoint, opens: bool, ticket: Option<u64>) {
+    let Some(ticket) = ticket else {
+        return;
+    };
+    let (link, _) = endpoint.place();
+    let waker = endpoint.shared().ask(|engine| {
+        let waiters = engine.ctx().stream_waiters(link, opens)?;
+        waiters.forget(ticket)
+    });
+    drop(waker);
+}
+
+/// The streams that one peer opens; the end is that of the connection.
+pub(crate) struct AcceptedStreams {
+    endpoint: Endpoint,
+    ticket: Option<u64>,
+}
+
+impl AcceptedStreams {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            ticket: None,
+        }
+    }
+}
+
+impl Stream for AcceptedStreams {
+    type Item = ByteStream;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ByteStream>> {
+        let Self { endpoint, ticket } = &mut *self;
+        let next = poll_stream(endpoint, cx, ticket, false);
+        next.map(Result::ok)
+    }
+}
+
+impl Drop for AcceptedStreams {
+    fn drop(&mut self) {
+        forget(&self.endpoint, false, self.ticket);
+    }
+}
+
 fn poll_stream(
     endpoint: &Endpoint,
     cx: &mut Context<'_>,
-    attempt: impl Fn(&mut Core, LinkId, EndpointId) -> Option<Result<StreamKey>>,
-    park: impl Fn(&mut Ctx, LinkId, &Waker),
+    ticket: &mut Option<u64>,
+    opens: bool,
 ) -> Poll<Result<ByteStream>> {
+    let attempt = match opens {
+        true => Core::open_stream,
+        false => Core::accept_stream,
+    };
     let (link, id) = endpoint.place();
     let begun = ready!(endpoint.shared().look(Operation::Stream, cx))?;
     let found = begun.drive(
@@ -582,7 +648,11 @@ fn poll_stream(
                 attempt(&mut engine.core, link, id)
             })
         },
-        |engine, waker| park(engine.ctx(), link, waker),
+        |engine, waker| {
+            if let Some(waiters) = engine.ctx().stream_waiters(link, opens) {
+                waiters.leave(ticket, waker);
+            }
+        },
     );
     found.map(|found| match found {
         Ok(key) => Ok(ByteStream::new(endpoint, key)),
@@ -593,16 +663,22 @@ fn poll_stream(
 impl Future for OpenStream<'_> {
     type Output = Result<ByteStream>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        poll_stream(self.endpoint, cx, Core::open_stream, Ctx::wait_to_open)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
+        let Waits {
+            endpoint, ticket, ..
+        } = &mut self.0;
+        poll_stream(endpoint, cx, ticket, true)
     }
 }
 
 impl Future for AcceptStream<'_> {
     type Output = Result<ByteStream>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        poll_stream(self.endpoint, cx, Core::accept_stream, Ctx::wait_to_accept)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
+        let Waits {
+            endpoint, ticket, ..
+        } = &mut self.0;
+        poll_stream(endpoint, cx, ticket, false)
     }
 }
 

@@ -15,7 +15,7 @@ use futures::{Stream, StreamExt, stream::SelectAll};
 use tokio::{sync::Mutex, task::JoinSet};
 
 use crate::{
-    endpoint::{ByteStream, Endpoint, Worker},
+    endpoint::{AcceptedStreams, ByteStream, Endpoint, Worker},
     error::{Error, ErrorKind, Operation, Result},
     transport::channel::PeerCredentials,
     types::{EndpointId, WorkerId},
@@ -83,12 +83,7 @@ struct Accepting {
     /// `None` once it has ended.
     listener: Option<Listener>,
     handshakes: JoinSet<Result<Endpoint>>,
-    connections: SelectAll<Opened>,
-}
-
-/// The streams that one peer opens; the end is that of the connection.
-struct Opened {
-    endpoint: Endpoint,
+    connections: SelectAll<AcceptedStreams>,
 }
 
 impl StreamListener {
@@ -158,7 +153,7 @@ impl Accepting {
         }
         while let Poll::Ready(Some(made)) = self.handshakes.poll_join_next(cx) {
             match made {
-                Ok(Ok(endpoint)) => self.connections.push(Opened { endpoint }),
+                Ok(Ok(endpoint)) => self.connections.push(AcceptedStreams::new(endpoint)),
                 Ok(Err(error)) => {
                     tracing::debug!(target: "wharf::wireup", %error, "a connection was not made");
                 }
@@ -187,15 +182,6 @@ impl Stream for StreamListener {
         } = &mut *self;
         let next = accepting.get_mut().poll_next(cx, worker);
         next.map(|stream| stream.map(Ok))
-    }
-}
-
-impl Stream for Opened {
-    type Item = ByteStream;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ByteStream>> {
-        let mut next = self.endpoint.accept_stream();
-        Pin::new(&mut next).poll(cx).map(Result::ok)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
         control::{self, Atomic, GetRequest, LayoutAnswer, LayoutHeader, Pull, Route},
         layout::encode_block,
         ledger::Amount,
+        stream::{STREAM_BACKLOG, StreamName},
     },
     transport::{Place, Sink},
     types::{Access, AmId, Mask, MemoryType, Tag},
@@ -308,6 +309,28 @@ fn a_stream_whose_bytes_are_lost_leaves_its_place() {
     let lost = Error::new(ErrorKind::DeviceLost, "the device is gone");
     bed.core.stream_write_failed(key, &lost);
     assert!(bed.core.streams.get(key).is_none());
+}
+
+/// Streams that are refused are no more than others that nobody has accepted, until the peer has said that it knows.
+#[test]
+fn refused_streams_are_bounded() {
+    let header = |id| {
+        let of_sender = true;
+        StreamName { id, of_sender }.header()
+    };
+    let mut bed = Bed::new(0);
+    bed.limit(|limits| limits.each_connection(|quota| quota.unaccepted_streams(1)));
+    let backlog = STREAM_BACKLOG as u64;
+    for id in 0..backlog {
+        bed.say(control::STREAM_OPEN, header(id), &[])
+            .expect("it may");
+    }
+    // One of them is over at both ends: there is room for another.
+    bed.say(control::STREAM_RESET, header(backlog - 1), &[])
+        .expect("an answer");
+    bed.say(control::STREAM_OPEN, header(backlog), &[])
+        .expect("it may");
+    bed.expect_violation(control::STREAM_OPEN, header(backlog + 1), &[]);
 }
 
 /// What this side itself wants to say is its own affair, however much of it waits.

@@ -216,7 +216,7 @@ impl Core {
                 }
         });
         // What a stream has left is void once its reader has gone.
-        if busy || !reader_gone && self.streams.has_unsent(link) {
+        if busy || !reader_gone && self.has_unsent(link) {
             return;
         }
         self.take_in_lent_of(link);

@@ -485,6 +485,23 @@ scenarios! { everywhere, and under TLS on threads:
         assert!(rest.is_empty());
     }
 
+    /// The end of a stream whose last bytes nobody will read is no good end.
+    async fn ended_unread(way: Way) {
+        let pair = way.pair().await;
+        let (mut here, there) = streams(&pair).await;
+        // More than its window takes.
+        let long = vec![7; 4 << 20];
+        let mut write = here.write_buffer(long);
+        assert!(futures::poll!(&mut write).is_pending());
+        drop(write);
+        assert!(futures::poll!(std::pin::pin!(here.shutdown())).is_pending());
+        drop(there);
+        let error = here.shutdown().await.expect_err("most of it was thrown away");
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
+        let again = here.shutdown().await.expect_err("it stays so");
+        assert_eq!(again.kind(), error.kind());
+    }
+
     /// Both halves by two tasks; put together again.
     async fn split_and_reunited(way: Way) {
         let pair = way.pair().await;

@@ -38,7 +38,6 @@ mod tests;
 use std::{
     collections::{HashMap, VecDeque},
     hash::{BuildHasherDefault, Hasher},
-    task::Waker,
 };
 
 use slab::Slab;
@@ -51,6 +50,7 @@ use crate::{
         window::{ReceiveWindow, SendWindow},
     },
     types::LinkId,
+    util::waiters::Waiters,
     worker::stream::{key::StreamKey, spares::Spares},
 };
 
@@ -70,6 +70,8 @@ pub(crate) struct Stream {
     pub(in crate::worker) ended: Option<Error>,
     /// Who is charged for it, and for how many bytes, until it is accepted.
     pub(in crate::worker) charged: Option<(AccountId, u64)>,
+    /// It was not taken, and the peer has not answered.
+    pub(in crate::worker) is_refused: bool,
     pub(in crate::worker) reading: Reading,
     pub(in crate::worker) writing: Writing,
 }
@@ -153,6 +155,7 @@ impl Streams {
             named: true,
             ended: None,
             charged: None,
+            is_refused: false,
             reading: Reading {
                 is_held: true,
                 window: ReceiveWindow::new(read),
@@ -181,10 +184,11 @@ impl Streams {
         }
     }
 
-    /// Whether a stream of the link has bytes that have not left, or an end that was not told.
-    pub(crate) fn has_unsent(&self, link: LinkId) -> bool {
-        self.entries.iter().any(|(_, stream)| {
-            stream.link == link && stream.ended.is_none() && stream.writing.has_unsent()
+    /// Whether one of these has bytes that have not left, or an end that was not told.
+    pub(in crate::worker) fn has_unsent(&self, mut keys: impl Iterator<Item = StreamKey>) -> bool {
+        keys.any(|key| {
+            let stream = self.entries.get(key.slot as usize);
+            stream.is_some_and(|stream| stream.key == key && stream.writing.has_unsent())
         })
     }
 }
@@ -204,10 +208,20 @@ pub(crate) struct PeerStreams {
     pub(in crate::worker) accepted: Table,
     /// Those of the peer's that nobody has accepted.
     pub(in crate::worker) incoming: VecDeque<StreamKey>,
+    /// Those of them that were refused, and of which the peer has not said that it knows: nobody is charged for them.
+    pub(in crate::worker) refused: usize,
     /// Those of this side's that the peer has not accepted, in order.
     pub(in crate::worker) unaccepted: VecDeque<u64>,
-    pub(in crate::worker) accepters: Vec<Waker>,
-    pub(in crate::worker) openers: Vec<Waker>,
+    pub(in crate::worker) accepters: Waiters,
+    pub(in crate::worker) openers: Waiters,
+}
+
+impl PeerStreams {
+    /// Those that are not over: no other has anything to say, or to hear.
+    pub(in crate::worker) fn open(&self) -> impl Iterator<Item = StreamKey> {
+        let (opened, accepted) = (&self.opened.open, &self.accepted.open);
+        opened.values().chain(accepted.values()).copied()
+    }
 }
 
 /// One set of streams.
@@ -244,12 +258,5 @@ impl PeerStreams {
         } else {
             &mut self.accepted
         }
-    }
-}
-
-/// Leaves a waker once.
-pub(in crate::worker) fn leave(wakers: &mut Vec<Waker>, waker: &Waker) {
-    if !wakers.iter().any(|left| left.will_wake(waker)) {
-        wakers.push(waker.clone());
     }
 }

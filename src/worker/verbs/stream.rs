@@ -1,7 +1,5 @@
 //! How byte streams open, are accepted, and end.
 
-use std::task::Waker;
-
 use crate::{
     error::{Error, Result},
     protocol::{
@@ -10,27 +8,25 @@ use crate::{
         stream::{STREAM_BACKLOG, STREAM_OPEN_MAX, StreamName},
     },
     types::{EndpointId, LinkId},
+    util::waiters::Waiters,
     worker::{
         core::Core,
         ctx::Ctx,
         movers::Movers,
         peer::{Peer, at},
         pressure::Deferred,
-        stream::{Stream, key::StreamKey, leave, outgoing::WriteEnd, reading::BLOCK},
+        stream::{Stream, key::StreamKey, outgoing::WriteEnd, reading::BLOCK},
     },
 };
 
 impl Ctx {
-    pub(crate) fn wait_to_open(&mut self, link: LinkId, waker: &Waker) {
-        if let Some(peer) = self.peer(link) {
-            leave(&mut peer.streams().openers, waker);
-        }
-    }
-
-    pub(crate) fn wait_to_accept(&mut self, link: LinkId, waker: &Waker) {
-        if let Some(peer) = self.peer(link) {
-            leave(&mut peer.streams().accepters, waker);
-        }
+    /// Where those wait that are to open a stream, or to accept one.
+    pub(crate) fn stream_waiters(&mut self, link: LinkId, opens: bool) -> Option<&mut Waiters> {
+        let streams = self.peer(link)?.streams();
+        Some(match opens {
+            true => &mut streams.openers,
+            false => &mut streams.accepters,
+        })
     }
 
     /// Nobody is charged for a stream any more: it is accepted, or goes.
@@ -184,9 +180,11 @@ impl Core {
             stream.named = false;
             let (link, id, opened_here) = (stream.link, stream.id, stream.opened_here);
             if let Some(peer) = at(&mut self.movers.ctx.peers, link) {
-                peer.streams().table(opened_here).open.remove(&id);
+                let streams = peer.streams();
+                streams.refused -= usize::from(std::mem::take(&mut stream.is_refused));
+                streams.table(opened_here).open.remove(&id);
                 if opened_here {
-                    self.movers.ctx.wakes.append(&mut peer.streams().openers);
+                    peer.streams().openers.take(&mut self.movers.ctx.wakes);
                 }
             }
         }
@@ -198,31 +196,38 @@ impl Core {
 
     /// The connection has ended: readers get what has arrived, then the reason.
     pub(crate) fn end_streams(&mut self, link: LinkId, error: &Error) {
-        if let Some(streams) = at(&mut self.movers.ctx.peers, link).and_then(Peer::known_streams) {
-            streams.opened.open.clear();
-            streams.accepted.open.clear();
-            self.movers.ctx.wakes.append(&mut streams.accepters);
-            self.movers.ctx.wakes.append(&mut streams.openers);
-        }
+        let ctx = &mut self.movers.ctx;
+        let Some(streams) = at(&mut ctx.peers, link).and_then(Peer::known_streams) else {
+            return;
+        };
+        let open = Vec::from_iter(streams.open());
+        streams.opened.open.clear();
+        streams.accepted.open.clear();
+        streams.accepters.take(&mut ctx.wakes);
+        streams.openers.take(&mut ctx.wakes);
         let mut lent = Vec::new();
-        let (wakes, deferred) = (&mut self.movers.ctx.wakes, &mut self.movers.ctx.deferred);
-        self.streams.entries.retain(|_, stream| {
-            if stream.link != link || stream.ended.is_some() {
-                return true;
-            }
+        for key in open {
+            let Some(stream) = self.streams.get(key) else {
+                continue;
+            };
             stream.named = false;
             stream.ended = Some(error.clone());
-            lent.extend(
-                stream
-                    .writing
-                    .give_up(|buffer| deferred.push(Deferred::Buffer(buffer))),
-            );
+            let drop_later = |buffer| ctx.deferred.push(Deferred::Buffer(buffer));
+            lent.extend(stream.writing.give_up(drop_later));
             stream.reading.lent = None;
-            wakes.extend(stream.reading.waker.take());
-            wakes.extend(stream.writing.waker.take());
-            stream.is_held()
-        });
+            ctx.wakes.extend(stream.reading.waker.take());
+            ctx.wakes.extend(stream.writing.waker.take());
+            if !stream.is_held() {
+                self.streams.remove(key);
+            }
+        }
         self.movers.take_back(link, lent);
+    }
+
+    /// Whether a stream of the link has bytes that have not left, or an end that was not told.
+    pub(crate) fn has_unsent(&mut self, link: LinkId) -> bool {
+        let streams = at(&mut self.movers.ctx.peers, link).and_then(Peer::known_streams);
+        streams.is_some_and(|streams| self.streams.has_unsent(streams.open()))
     }
 
     /// A connection closes: nothing new is written or opened on it, and who waits for room for that is told so now. The end may be long in coming.
@@ -231,10 +236,10 @@ impl Core {
         else {
             return;
         };
-        self.movers.ctx.wakes.append(&mut streams.openers);
-        let open = streams.opened.open.values();
-        for key in open.chain(streams.accepted.open.values()) {
-            if let Some(stream) = self.streams.get(*key) {
+        let open = Vec::from_iter(streams.open());
+        streams.openers.take(&mut self.movers.ctx.wakes);
+        for key in open {
+            if let Some(stream) = self.streams.get(key) {
                 self.movers.ctx.wakes.extend(stream.writing.waker.take());
             }
         }

@@ -97,7 +97,7 @@ impl Ctx {
             return Err(violation("more streams accepted than were opened"));
         }
         streams.unaccepted.drain(..count);
-        self.wakes.append(&mut streams.openers);
+        streams.openers.take(&mut self.wakes);
         Ok(())
     }
 }
@@ -107,7 +107,11 @@ impl Movers {
     pub(in crate::worker) fn refuse_stream(&mut self, stream: &mut Stream) {
         stream.reading.is_held = false;
         stream.writing.is_held = false;
+        stream.is_refused = true;
         let (link, header) = (stream.link, stream.header());
+        if let Some(peer) = self.ctx.peer(link) {
+            peer.streams().refused += 1;
+        }
         let why = control::error_kind_code(ErrorKind::Exhausted).to_le_bytes();
         self.ctx.control(link, control::STREAM_STOP, header, &why);
         self.reset_stream(stream);
@@ -284,7 +288,8 @@ impl Core {
         if !name.of_sender || name.id != streams.accepted.next {
             return Err(violation("a stream opened out of turn"));
         }
-        if streams.incoming.len() >= STREAM_BACKLOG
+        // Who opens keeps those that were refused among those that are not accepted, until it has heard of it and said so.
+        if streams.incoming.len() + streams.refused >= STREAM_BACKLOG
             || streams.accepted.open.len() >= STREAM_OPEN_MAX
         {
             return Err(violation("more streams opened than may be"));
@@ -298,7 +303,7 @@ impl Core {
         if charged.is_ok() {
             stream.charged = account.map(|account| (account, 0));
             streams.incoming.push_back(stream.key);
-            self.movers.ctx.wakes.append(&mut streams.accepters);
+            streams.accepters.take(&mut self.movers.ctx.wakes);
         } else {
             self.movers.refuse_stream(stream);
         }
@@ -319,7 +324,7 @@ impl Core {
         {
             // It is not among those that will be accepted, in order.
             peer.streams().unaccepted.remove(index);
-            ctx.wakes.append(&mut peer.streams().openers);
+            peer.streams().openers.take(&mut ctx.wakes);
         }
         let Some(stream) = named(entries, &mut ctx.peers, link, header)? else {
             return Ok(());

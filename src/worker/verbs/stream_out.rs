@@ -220,9 +220,16 @@ impl Core {
     /// Whether the end has left.
     pub(crate) fn has_finished(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
         let stream = self.streams.get(key)?;
-        stream.writing.waker.take();
-        if stream.writing.end == WriteEnd::Sent {
-            return Some(Ok(()));
+        let writing = &mut stream.writing;
+        writing.waker.take();
+        if writing.end == WriteEnd::Sent {
+            // What was thrown away has not left.
+            let is_whole = !writing.lost && writing.failed.is_none();
+            return Some(match stream.write_error() {
+                Some(error @ Broken::Refused(_)) => Err(error),
+                Some(error) if !is_whole => Err(error),
+                _ => Ok(()),
+            });
         }
         let error = stream.ended.as_ref()?;
         Some(Err(Broken::from(error)))
