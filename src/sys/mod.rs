@@ -9,6 +9,7 @@ pub(crate) mod bell;
 pub(crate) mod biased;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
+pub(crate) mod fd_socket;
 pub(crate) mod fork;
 pub(crate) mod futex;
 pub(crate) mod identity;

@@ -12,7 +12,10 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::Arc,
 };
 
@@ -20,7 +23,6 @@ use async_trait::async_trait;
 
 use super::{
     layout::{MAGIC, SEGMENT, VERSION},
-    link::Socket,
     options::{NAME, ShmOptions},
     segment::Segment,
 };
@@ -28,7 +30,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
         bell::{Bell, Ringer},
-        fd_passing, membarrier,
+        fd_passing,
+        fd_socket::Socket,
+        membarrier,
         memfd::{Mapping, Memfd},
         pidfd::PidFd,
     },
@@ -46,7 +50,7 @@ pub(crate) struct Established {
     pub(crate) bell: Bell,
     /// Rings the peer's.
     pub(crate) ringer: Ringer,
-    pub(crate) socket: Socket,
+    pub(crate) socket: Socket<UnixStream>,
     /// The peer's process, when it is watched.
     pub(crate) process: Option<Arc<PidFd>>,
     pub(crate) name: String,

@@ -2,13 +2,11 @@
 //! The sending half of a connection, and what both halves hold.
 //!
 //! # Safety
-//! A [`Socket`]'s stream is taken out of it when it is dropped, and at no other time. The other `unsafe` step is to make the ring's [`Producer`] and [`Waiting`]: each lies beside an `Arc` of the [`Peer`] that owns the
-//! mapping, and a link is made once for each segment.
+//! The `unsafe` step is to make the ring's [`Producer`] and [`Waiting`]: each lies beside an `Arc` of the [`Peer`] that owns the mapping, and a link
+//! is made once for each segment.
 
 use std::{
     io,
-    mem::ManuallyDrop,
-    ops::Deref,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
@@ -30,7 +28,8 @@ use crate::{
     sys::{
         bell::{Bell, Ringer},
         eventfd::EventFd,
-        fd_passing, fork,
+        fd_passing,
+        fd_socket::Socket,
     },
     transport::{
         contract::{Link, LinkAttributes, SendError, Sink},
@@ -43,35 +42,6 @@ use crate::{
 /// Bytes of a record on the socket: segment id, length.
 pub(crate) const RECORD: usize = 16;
 
-/// The socket of a connection, over which shared memory is passed.
-#[derive(Debug)]
-pub(crate) struct Socket(ManuallyDrop<UnixStream>);
-
-impl Socket {
-    pub(crate) fn new(stream: UnixStream) -> Self {
-        Self(ManuallyDrop::new(stream))
-    }
-}
-
-impl Deref for Socket {
-    type Target = UnixStream;
-
-    fn deref(&self) -> &UnixStream {
-        &self.0
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // SAFETY: it is taken nowhere else, and not used after this.
-        let stream = unsafe { ManuallyDrop::take(&mut self.0) };
-        // In a child made by `fork` it is the parent's, whose connection goes on.
-        if !fork::forked() {
-            fd_passing::close(stream.into());
-        }
-    }
-}
-
 /// The peer, as the link and the interface share it.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -79,7 +49,7 @@ pub(crate) struct Peer {
     /// This end's doorbell.
     pub(crate) bell: Bell,
     pub(crate) ringer: Ringer,
-    pub(crate) socket: Socket,
+    pub(crate) socket: Socket<UnixStream>,
     pub(crate) name: String,
     /// Whether the interface has given the connection up.
     pub(crate) closed: AtomicBool,

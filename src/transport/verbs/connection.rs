@@ -32,6 +32,7 @@ use super::{
 use crate::{
     driver::verbs::{SendFlags, SendRequest, Sge},
     error::{Error, ErrorKind, Result},
+    sys::fd_socket,
     transport::SendError,
     util::lock::Mutex,
 };
@@ -201,7 +202,8 @@ pub(super) struct News {
 /// A connection.
 pub(super) struct Connection {
     peer: Box<str>,
-    control: Socket,
+    /// A peer on this host may pass descriptors over it, though none belong there.
+    control: fd_socket::Socket<Socket>,
     pub(super) rails: Vec<Rail>,
     state: Mutex<State>,
     /// The sending half was dropped.
@@ -235,7 +237,7 @@ impl Connection {
     /// are. This end takes `window` messages, and the peer `credits`, of at most `longest` bytes.
     pub(super) fn new(
         peer: &str,
-        control: Socket,
+        control: fd_socket::Socket<Socket>,
         rails: Vec<Rail>,
         (window, credits): (u32, u32),
         longest: usize,

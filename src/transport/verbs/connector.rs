@@ -30,6 +30,7 @@ use crate::{
         QueuePairOptions, ReceiveAttributes, SendAttributes,
     },
     error::{Error, ErrorKind, Result},
+    sys::fd_socket,
     transport::{Connected, Connector, MAX_DEVICES, PeerInfo, Role, channel::Channel},
 };
 
@@ -425,7 +426,7 @@ impl Connector for RcConnector {
             )));
         }
         let is_tcp = channel.is_tcp();
-        let control = Socket::from(channel.take_stream()?);
+        let control = fd_socket::Socket::new(Socket::from(channel.take_stream()?));
         let set_up = |error: io::Error| named(Error::io("setting up the control socket", error));
         control.set_nonblocking(true).map_err(set_up)?;
         if is_tcp && let Some(time) = self.room.devices.options.keepalive {

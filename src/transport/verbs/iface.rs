@@ -10,8 +10,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
-    io::Read,
-    os::fd::{AsRawFd, RawFd},
+    os::fd::{AsFd, AsRawFd, RawFd},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -33,7 +32,7 @@ use super::{
 use crate::{
     driver::verbs::{Completion, Status},
     error::{Error, ErrorKind, Result},
-    sys::timerfd::TimerFd,
+    sys::{fd_passing, timerfd::TimerFd},
     transport::{Connected, Interface, Link, Registry, Sink},
     types::LinkId,
 };
@@ -631,13 +630,17 @@ impl RcInterface {
             let Some(entry) = self.connections.get_mut(key) else {
                 return 0;
             };
-            let mut socket = entry.connection.control();
-            let error = match socket.read(&mut entry.partial[entry.have..]) {
-                Ok(0) => entry
+            let socket = entry.connection.control().as_fd();
+            let error = match fd_passing::recv(socket, &mut entry.partial[entry.have..]) {
+                Ok((0, _)) => entry
                     .connection
                     .refused()
                     .unwrap_or_else(|| reset("the peer has closed the connection, or has ended")),
-                Ok(count) => {
+                Ok((_, fds)) if !fds.is_empty() => {
+                    fd_passing::close_elsewhere(fds);
+                    broken(DESCRIPTORS)
+                }
+                Ok((count, _)) => {
                     entry.have += count;
                     if entry.have < FRAME {
                         continue;
@@ -651,10 +654,12 @@ impl RcInterface {
                         None => broken("what came on the control socket is no frame"),
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     entry.readable = false;
                     return 0;
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    broken(DESCRIPTORS).with_source(error)
                 }
                 Err(error) => reset("the control socket broke").with_source(error),
             };
@@ -1003,6 +1008,9 @@ impl RcInterface {
         Some(entry)
     }
 }
+
+/// What a peer on this host does that passes some.
+const DESCRIPTORS: &str = "file descriptors came on the control socket, where none belong";
 
 fn broken(what: &'static str) -> Error {
     Error::new(ErrorKind::Protocol, what)

@@ -5,10 +5,16 @@
 #![allow(unsafe_code)]
 
 use std::{
+    io::{IoSlice, Write},
+    net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
@@ -19,7 +25,7 @@ use super::{
     iface::RcInterface,
     options::NAME,
     room::Room,
-    wire::Drained,
+    wire::{Drained, FRAME},
 };
 use crate::{
     ErrorKind,
@@ -29,7 +35,8 @@ use crate::{
     },
     error::{Error, Result},
     transport::{
-        Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink, channel::Channel,
+        Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink,
+        channel::Channel,
     },
     types::{Identity, LinkId},
     util::testing::run,
@@ -430,5 +437,57 @@ fn receives_of_set_ups_that_are_given_up_are_posted_again() {
     for from in [0, 1] {
         send(&mut ends, from, 0..500);
         until(&mut ends, |ends| ends[1 - from].seen.messages.len() == 500);
+    }
+}
+
+/// A socket whose last close waits for hours, or until the other is closed.
+fn lingering() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    SockRef::from(&listener).set_recv_buffer_size(4096).unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let settings = SockRef::from(&socket);
+    settings.set_send_buffer_size(1 << 16).unwrap();
+    settings.set_linger(Some(Duration::from_hours(2))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    [socket, listener.accept().unwrap().0]
+}
+
+/// A peer passes descriptors over the control socket: with what is read, and behind what ends the connection. Their last close is none of the worker's.
+#[test]
+fn descriptors_on_the_control_socket_end_the_connection_and_are_closed_elsewhere() {
+    for unread in [false, true] {
+        let mut all = ends();
+        send(&mut all, 0, 0..10);
+        until(&mut all, |ends| ends[1].seen.messages.len() == 10);
+        let [mut near, far] = all;
+        let control = far.connection.control();
+        if unread {
+            // No frame.
+            control.send(&[9; FRAME]).unwrap();
+        }
+        let [passed, other] = lingering();
+        let rights = [passed.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&rights)];
+        let (to, parts) = (control.as_raw_fd(), [IoSlice::new(&[1])]);
+        sendmsg::<()>(to, &parts, &rights, MsgFlags::empty(), None).unwrap();
+        drop(passed);
+        // Then its close waits no longer, and nor does the test.
+        let closes = thread::spawn(move || {
+            thread::sleep(Duration::from_secs(5));
+            drop(other);
+        });
+        let start = Instant::now();
+        while near.seen.failed.is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it goes on");
+            near.pass();
+        }
+        assert_eq!(near.seen.failed[0].kind(), ErrorKind::Protocol);
+        drop(near.end());
+        assert!(
+            start.elapsed() < Duration::from_secs(4),
+            "it was closed here"
+        );
+        closes.join().unwrap();
     }
 }
