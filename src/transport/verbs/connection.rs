@@ -39,7 +39,7 @@ use crate::{
 
 /// Bytes of a rail's ring.
 pub(super) const RING: usize = 256 << 10;
-/// Slots of a send queue for what must not wait: credits, and the mark of a flush.
+/// Slots of a send queue for what must not wait: credits, and the mark of a rail's end.
 pub(super) const SPARE_SLOTS: u32 = 8;
 /// At the latest each so manieth request has its completion told.
 const SIGNAL: u32 = 64;
@@ -48,7 +48,7 @@ const LINE: u64 = 64;
 /// What a slot of the send queue holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// A message, credits or the mark of a flush: nobody asks for its end.
+    /// A message or credits: nobody asks for its end.
     Own,
     /// A message that goes over another rail should this one fail: its number, and where it stands in the ring.
     Message {
@@ -85,6 +85,8 @@ struct Sending {
     head: u64,
     tail: u64,
     depth: u32,
+    /// Somebody has asked whether all is acknowledged: the completion of each request is told from then on.
+    asked: bool,
     pace: Pace,
 }
 
@@ -99,6 +101,7 @@ impl Sending {
             head: 0,
             tail: 0,
             depth,
+            asked: false,
             pace: Pace::default(),
         }
     }
@@ -125,7 +128,9 @@ impl Sending {
 
     /// Whether the completion of the next request has to be told, so that room comes back in time.
     fn must_signal(&self, head: u64) -> bool {
-        self.quiet + 1 >= SIGNAL.min(self.depth / 4) || head - self.quiet_ring >= RING as u64 / 4
+        self.asked
+            || self.quiet + 1 >= SIGNAL.min(self.depth / 4)
+            || head - self.quiet_ring >= RING as u64 / 4
     }
 
     fn note(&mut self, work: Work, ring: u64, signaled: bool) {
@@ -388,14 +393,15 @@ impl Connection {
         }
     }
 
-    fn tell_credits(&self, state: &mut State) {
+    /// Tells the peer of all its credits. `false`: that could not be posted now.
+    fn tell_credits(&self, state: &mut State) -> bool {
         let main = state.main;
         let (Some(rail), Some(sending)) = (self.rails.get(main), state.sending.get_mut(main))
         else {
-            return;
+            return false;
         };
         if state.over || state.switch.is_some() {
-            return;
+            return false;
         }
         let head = Header {
             id: 0,
@@ -404,11 +410,18 @@ impl Connection {
             sequence: 0,
             header: 0,
         };
-        if sending.used() < sending.depth + SPARE_SLOTS - 2 {
-            match send(rail, sending, &head, &[], &[], false, true) {
-                Ok(()) => state.tell(&head),
-                Err(Unposted::Full) => {}
-                Err(Unposted::Failed(error)) => drop(self.give_up(state, error)),
+        if sending.used() >= sending.depth + SPARE_SLOTS - 2 {
+            return false;
+        }
+        match send(rail, sending, &head, &[], &[], false, true) {
+            Ok(()) => {
+                state.tell(&head);
+                true
+            }
+            Err(Unposted::Full) => false,
+            Err(Unposted::Failed(error)) => {
+                drop(self.give_up(state, error));
+                false
             }
         }
     }
@@ -683,35 +696,22 @@ impl Connection {
         }
     }
 
-    /// Whether the peer's devices have acknowledged everything. If not, what was posted last is followed by a mark, so that its end is told.
+    /// Whether the peer's devices have acknowledged everything. If not, and nobody would tell of what was posted last, credits follow it, whose end
+    /// is told: a write of nothing, which takes no receive, is refused by a queue pair that nobody may write by. The peer keeps one receive
+    /// for that, so it is done once for each rail.
     pub(super) fn is_flushed(&self) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let (mut flushed, mut failed) = (true, None);
-        for (rail, sending) in self.rails.iter().zip(&mut state.sending) {
-            if sending.used() == 0 {
-                continue;
-            }
-            flushed = false;
-            // One slot stays free for the mark of a rail's end.
-            let room = sending.used() < sending.depth + SPARE_SLOTS - 1;
-            if sending.quiet > 0 && !state.over && state.switch.is_none() && room {
-                let mark = SendRequest::write(sending.posted, &[], SendFlags::SIGNALED, 0, 0);
-                // SAFETY: no bytes.
-                match unsafe { post(rail, mark) } {
-                    Ok(()) => {
-                        let ring = sending.head;
-                        sending.note(Work::Own, ring, true);
-                    }
-                    Err(Unposted::Full) => {}
-                    Err(Unposted::Failed(error)) => failed = Some(error),
-                }
-            }
+        if state.sending.iter().all(|sending| sending.used() == 0) {
+            return true;
         }
-        if let Some(error) = failed {
-            drop(self.give_up(state, error));
+        let main = state.main;
+        // What is no message is told always.
+        let quiet = |sending: &Sending| sending.quiet > 0;
+        if state.sending.get(main).is_some_and(quiet) && self.tell_credits(state) {
+            state.sending[main].asked = true;
         }
-        flushed
+        false
     }
 }
 

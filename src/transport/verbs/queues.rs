@@ -37,8 +37,8 @@ pub(super) const BATCH: usize = 32;
 const SPARE: u32 = 2 * BATCH as u32;
 // Less than a batch is left unposted for as long as nothing comes, besides the one that is being delivered.
 const _: () = assert!(SPARE as usize >= BATCH);
-/// Messages that carry only credits and that a peer may have on their way: it owes at most two halves of a window, and one more for
-/// whichever was counted a moment before.
+/// Messages that carry only credits and that a peer may have on their way: it owes at most two halves of a window, one more for whichever was
+/// counted a moment before, and the one that a flush waits for.
 const CREDIT_MESSAGES: u32 = 4;
 /// The most that may come for a connection that is not attached.
 pub(super) const EARLY: usize = (WINDOWS.1 + CREDIT_MESSAGES) as usize;

@@ -491,3 +491,24 @@ fn descriptors_on_the_control_socket_end_the_connection_and_are_closed_elsewhere
         closes.join().unwrap();
     }
 }
+
+/// Whether all is acknowledged is asked with the peer's receives in mind: one of them is kept for that.
+#[test]
+fn flushes_take_one_receive_of_the_peer() {
+    let mut ends = ends();
+    for number in 0..10 {
+        send(&mut ends, 0, number..number + 1);
+        let start = Instant::now();
+        while !ends[0].link.is_flushed() {
+            assert!(start.elapsed() < Duration::from_secs(60), "not flushed");
+            ends[0].pass();
+        }
+    }
+    for end in &mut ends {
+        assert!(end.seen.failed.is_empty(), "{:?}", end.seen.failed);
+        assert!(end.connection.is_alive(0));
+    }
+    let far = &mut ends[1];
+    assert_eq!(far.interface.progress(64, &mut far.seen), 11);
+    assert_eq!(far.seen.messages.len(), 10);
+}

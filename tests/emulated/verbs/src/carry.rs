@@ -276,10 +276,10 @@ impl World {
             CAS | ADD => Some((REMOTE_ATOMIC, 8)),
             _ => None,
         };
+        // The queue pair's rights are looked at first, whatever the length; of no bytes the key is not.
         if let Some((need, length)) = need
-            && length > 0
             && (peer.attr.qp_access_flags & need == 0
-                || !self.covered(peer.pd, &request.far(length), request.key, need))
+                || length > 0 && !self.covered(peer.pd, &request.far(length), request.key, need))
         {
             self.tell(context, raw, 3);
             self.fail(number);
