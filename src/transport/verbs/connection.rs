@@ -767,9 +767,10 @@ impl Connection {
         if !sending.slots.iter().all(own) {
             return false;
         }
-        state.alive[index] = false;
         let carried = state.main == index;
-        let Some(next) = state.alive.iter().position(|alive| *alive) else {
+        let mut others = state.alive.iter().enumerate();
+        // Without one it stays alive: what had come over it before its end is delivered.
+        let Some((next, _)) = others.find(|(other, alive)| **alive && *other != index) else {
             return false;
         };
         let ended = rail.queue_pair.to_error();
@@ -784,6 +785,7 @@ impl Connection {
                 return false;
             }
         }
+        state.alive[index] = false;
         state.main = next;
         state.switch = Some(Switch {
             from: index,
@@ -901,7 +903,8 @@ impl Connection {
         let old = &mut state.sending[from];
         old.done = old.posted;
         state.switch = None;
-        // Credits that were lost are told anew.
+        // Credits that were lost are told anew. There is room: those that were not acknowledged had theirs beside what was sent again, and what was
+        // posted behind others tells of them too.
         self.tell_credits(state);
     }
 }

@@ -512,3 +512,20 @@ fn flushes_take_one_receive_of_the_peer() {
     assert_eq!(far.interface.progress(64, &mut far.seen), 11);
     assert_eq!(far.seen.messages.len(), 10);
 }
+
+/// The only rail ends by its device's word, which is heard before what had come over it is looked at.
+#[test]
+fn what_came_before_the_last_rail_failed_is_delivered() {
+    let rooms = [(); 2].map(|()| room(DeviceChoice::Only(vec!["emu0".to_owned()])));
+    let connectors = rooms.clone().map(RcConnector::new);
+    let mut rooms = rooms.into_iter();
+    let mut ends = met(&connectors).map(|connected| {
+        let interface = RcInterface::new(rooms.next().unwrap());
+        End::new(interface, connected)
+    });
+    send(&mut ends, 0, 0..10);
+    let far = &mut ends[1];
+    assert!(!far.connection.fail_rail(0, true));
+    far.pass();
+    assert_eq!(far.seen.messages.len(), 10);
+}
