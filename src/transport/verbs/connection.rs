@@ -887,8 +887,9 @@ impl Connection {
                 let piece = [new.ring.piece(to, length)];
                 let request = SendRequest::send(sending.posted, &piece, SendFlags::SIGNALED);
                 // SAFETY: that part of the ring is left alone until its slot has ended.
-                if unsafe { post(new, request) }.is_err() {
-                    // Its completions tell.
+                if let Err(Unposted::Failed(error)) = unsafe { post(new, request) } {
+                    // No completion tells of it.
+                    drop(self.give_up(state, error));
                     return;
                 }
                 let work = Work::Message {

@@ -25,7 +25,7 @@ use super::{
     iface::RcInterface,
     options::NAME,
     room::Room,
-    wire::{Drained, FRAME},
+    wire::{Drained, FRAME, HEADER, Header, Kind},
 };
 use crate::{
     ErrorKind,
@@ -528,4 +528,40 @@ fn what_came_before_the_last_rail_failed_is_delivered() {
     assert!(!far.connection.fail_rail(0, true));
     far.pass();
     assert_eq!(far.seen.messages.len(), 10);
+}
+
+/// What cannot be sent again, and of which no completion will tell, is told at once.
+#[test]
+fn a_refused_post_of_what_is_sent_again_ends_the_connection() {
+    let mut ends = ends();
+    send(&mut ends, 0, 0..10);
+    until(&mut ends, |ends| ends[1].seen.messages.len() == 10);
+    let [near, far] = &mut ends;
+    far.connection.rails[0].queue_pair.to_error().unwrap();
+    near.link.am_short(7, 10, &[10; 8]).unwrap();
+    // The next rail has no room that this side knows of.
+    let rail = &near.connection.rails[1];
+    let head = Header {
+        id: 0,
+        kind: Kind::Credits,
+        credits: 0,
+        sequence: 0,
+        header: 0,
+    };
+    // SAFETY: nothing was sent over it yet.
+    unsafe { rail.ring.write(0, &head.encode()) };
+    let piece = [rail.ring.piece(0, HEADER)];
+    loop {
+        let mut sends = [SendRequest::send(0, &piece, SendFlags::empty())];
+        // SAFETY: that part of the ring stays as it is.
+        if unsafe { rail.queue_pair.post_send(&mut sends) }.is_err() {
+            break;
+        }
+    }
+    let start = Instant::now();
+    while ends[0].seen.failed.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(8), "nobody is told");
+        ends.iter_mut().for_each(End::pass);
+    }
+    assert_eq!(ends[0].seen.failed[0].kind(), ErrorKind::Exhausted);
 }
