@@ -706,7 +706,7 @@ impl RcInterface {
             expected,
         };
         // A few frames in all: they have room.
-        match entry.connection.control().send(&frame.encode()) {
+        match fd_passing::send(entry.connection.control().as_fd(), &frame.encode(), &[]) {
             Ok(FRAME) => {
                 if entry.connection.resume().writable {
                     sink.writable(entry.id);

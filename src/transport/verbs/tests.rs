@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::{
+    signal::{SigSet, Signal},
+    socket::{ControlMessage, MsgFlags, sendmsg},
+};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -564,4 +567,35 @@ fn a_refused_post_of_what_is_sent_again_ends_the_connection() {
         ends.iter_mut().for_each(End::pass);
     }
     assert_eq!(ends[0].seen.failed[0].kind(), ErrorKind::Exhausted);
+}
+
+/// The peer has gone when it is to be told of a rail that failed.
+#[test]
+fn a_control_socket_that_is_closed_raises_no_signal() {
+    let [mut near, far] = ends();
+    near.pass();
+    far.connection.hang_up();
+    let mut pipe = SigSet::empty();
+    pipe.add(Signal::SIGPIPE);
+    pipe.thread_block().unwrap();
+    near.connection.rails[0].queue_pair.to_error().unwrap();
+    let _ = near.link.am_short(7, 1, &[]);
+    let start = Instant::now();
+    while near.seen.failed.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it goes on");
+        // Its end is not read before.
+        near.interface.progress(64, &mut near.seen);
+    }
+    let error = &near.seen.failed[0];
+    assert!(error.to_string().contains("socket broke"), "{error}");
+    assert!(!pending(Signal::SIGPIPE));
+}
+
+/// Whether a signal that this thread blocks has come.
+fn pending(signal: Signal) -> bool {
+    let mut pending = *SigSet::empty().as_ref();
+    // SAFETY: a set to be filled in.
+    assert_eq!(unsafe { libc::sigpending(&raw mut pending) }, 0);
+    // SAFETY: a set, and a signal of this system.
+    unsafe { libc::sigismember(&raw const pending, signal as i32) == 1 }
 }
