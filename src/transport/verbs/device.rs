@@ -5,7 +5,7 @@ use std::{
     fmt,
     os::fd::{AsRawFd, RawFd},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{AcqRel, Acquire, Release},
@@ -20,6 +20,7 @@ use crate::{
         Mtu, PortState, ProtectionDomain, Subject, choose_gid,
     },
     error::{Error, ErrorKind, Result},
+    sys::eventfd::EventFd,
     util::lock::Mutex,
 };
 
@@ -75,6 +76,8 @@ pub(crate) struct OpenDevice {
     failed_queues: AtomicU64,
     /// Counts events that concern queue pairs, or all of them.
     news: AtomicU64,
+    /// Rung when there are some. Several may sleep on the device's descriptor, and who wakes second finds its events taken: that wakes nobody.
+    bells: Mutex<Vec<Weak<EventFd>>>,
     /// What was told of queue pairs, by number.
     told: Mutex<HashMap<u32, EventKind>>,
     /// Ports that went down and have not come up again.
@@ -135,6 +138,7 @@ impl OpenDevice {
             lost: AtomicBool::new(false),
             failed_queues: AtomicU64::new(0),
             news: AtomicU64::new(0),
+            bells: Mutex::default(),
             told: Mutex::default(),
             down: Mutex::default(),
             served: Arc::default(),
@@ -181,10 +185,31 @@ impl OpenDevice {
         self.told.lock().remove(&queue_pair)
     }
 
+    /// Rings this when there is news, whoever takes it, for as long as it lives.
+    pub(super) fn rings(&self, bell: &Arc<EventFd>) {
+        let mut bells = self.bells.lock();
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(bell));
+    }
+
     /// Takes the device's events, for all workers.
     pub(super) fn take_events(&self) {
         // Held while they are taken: who comes second finds them noted.
         let mut told = self.told.lock();
+        let before = self.news();
+        self.note_events(&mut told);
+        let any = self.news() != before;
+        drop(told);
+        if any {
+            let bells = self.bells.lock();
+            bells
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|bell| bell.ring());
+        }
+    }
+
+    fn note_events(&self, told: &mut HashMap<u32, EventKind>) {
         loop {
             let event = match self.context.next_event() {
                 Ok(Some(event)) => event,

@@ -45,7 +45,7 @@ const CONTROL: usize = 0;
 const CHANNEL: usize = 1;
 const DEVICE: usize = 2;
 const CLOCK: usize = 3;
-const RETIRED: usize = 4;
+const BELL: usize = 4;
 const SHIFT: u32 = 32;
 
 /// How long both ends may take until what a failed rail had carried goes over the next.
@@ -371,6 +371,7 @@ impl RcInterface {
             if let Some(registry) = &self.registry {
                 register(registry, device.events_fd(), DEVICE, self.devices.len())?;
             }
+            device.rings(self.room.retired.bell());
             self.devices.push(Watched {
                 device: Arc::clone(device),
                 told: true,
@@ -979,6 +980,9 @@ impl RcInterface {
     #[cold]
     fn end_retired(&mut self) {
         let rails = self.room.retired.take();
+        if rails.is_empty() {
+            return;
+        }
         for rail in &rails {
             // Perhaps nobody has polled these queues yet. Those that have failed bring nothing.
             let Ok(place) = self.watch(&rail.reservation.queues) else {
@@ -1099,7 +1103,7 @@ impl Interface for RcInterface {
         if let Some(clock) = &self.clock {
             register(&registry, clock.as_raw_fd(), CLOCK, 0)?;
         }
-        register(&registry, self.room.retired.fd(), RETIRED, 0)?;
+        register(&registry, self.room.retired.bell().as_raw_fd(), BELL, 0)?;
         self.registry = Some(registry);
         Ok(())
     }
@@ -1119,8 +1123,8 @@ impl Interface for RcInterface {
                 }
             }
             CLOCK => self.rang = true,
-            // Now: an interface without links makes no passes.
-            RETIRED => self.end_retired(),
+            // Now: an interface without links makes no passes. The pass of one that has some looks at what devices told others.
+            BELL => self.end_retired(),
             _ => {
                 if let Some(entry) = self.connections.get_mut(index)
                     && readable

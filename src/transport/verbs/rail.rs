@@ -5,7 +5,6 @@
 
 use std::{
     fmt, io,
-    os::fd::{AsRawFd, RawFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -73,7 +72,7 @@ pub(super) struct Retired {
     /// `None`: there is no interface any more, and the queues end too.
     rails: Mutex<Option<Vec<Rail>>>,
     any: AtomicBool,
-    bell: EventFd,
+    bell: Arc<EventFd>,
     reaper: SharedReaper,
 }
 
@@ -90,14 +89,14 @@ impl Retired {
         Ok(Self {
             rails: Mutex::new(Some(Vec::new())),
             any: AtomicBool::new(false),
-            bell: EventFd::new()?,
+            bell: Arc::new(EventFd::new()?),
             reaper,
         })
     }
 
-    /// Readable when a rail is added.
-    pub(super) fn fd(&self) -> RawFd {
-        self.bell.as_raw_fd()
+    /// Rung when a rail is added. So may be what else the interface is to look at.
+    pub(super) fn bell(&self) -> &Arc<EventFd> {
+        &self.bell
     }
 
     /// Whether rails wait.

@@ -38,7 +38,7 @@ use crate::{
     },
     error::{Error, Result},
     transport::{
-        Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink,
+        Connected, Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink,
         channel::Channel,
     },
     types::{Identity, LinkId},
@@ -598,4 +598,42 @@ fn pending(signal: Signal) -> bool {
     assert_eq!(unsafe { libc::sigpending(&raw mut pending) }, 0);
     // SAFETY: a set, and a signal of this system.
     unsafe { libc::sigismember(&raw const pending, signal as i32) == 1 }
+}
+
+/// Several workers sleep on one device, and who wakes first takes what it tells: the others are woken all the same.
+#[test]
+fn who_sleeps_is_woken_by_what_others_took_of_a_device() {
+    let [mut near, mut far] = ends();
+    let mut poll = mio::Poll::new().unwrap();
+    let registry = Registry::new(poll.registry().try_clone().unwrap(), 0);
+    far.interface.register(registry).unwrap();
+    let mut events = mio::Events::with_capacity(16);
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(60), "never at rest");
+        far.interface.progress(64, &mut far.seen);
+        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        if far.interface.arm() && events.is_empty() {
+            break;
+        }
+        for event in &events {
+            far.interface
+                .ready(event.token().0, event.is_readable(), false);
+        }
+    }
+    // What the peer may not write: the far device tells of it.
+    let rail = near.connection.rails.iter().find(|rail| rail.data).unwrap();
+    let piece = [rail.ring.piece(0, 1)];
+    let mut sends = [SendRequest::write(0, &piece, SendFlags::SIGNALED, 0, 0)];
+    // SAFETY: that part of the ring is left alone.
+    unsafe { rail.queue_pair.post_send(&mut sends) }.unwrap();
+    near.pass();
+    // As another worker does.
+    let mut rails = far.connection.rails.iter();
+    let rail = rails.find(|rail| rail.data).unwrap();
+    rail.reservation.queues.device.take_events();
+    poll.poll(&mut events, Some(Duration::from_secs(10)))
+        .unwrap();
+    assert!(!events.is_empty(), "it sleeps");
+    assert!(!far.interface.arm());
 }
