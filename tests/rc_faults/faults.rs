@@ -389,6 +389,23 @@ fn a_port_that_goes_and_comes_leaves_the_connection() {
     });
 }
 
+/// The address that a device had when it was opened is none any more: connections are made by the one that it has.
+#[test]
+fn a_device_that_has_another_address_is_reached_there() {
+    alone!();
+    run(async {
+        let two = Two::over_tcp(one_device().expect("a context"))
+            .await
+            .expect("connects");
+        two.talk(1000).await.expect("talks");
+        assert_eq!(control("gid 0 7"), "1");
+        two.talk(1000).await.expect("what stands goes on");
+        let two = two.again().await.expect("connects there");
+        two.talk(100_000).await.expect("talks");
+        two.end().await;
+    });
+}
+
 /// Asked while the other is dying: neither hangs.
 #[test]
 fn a_device_that_dies_in_the_set_up_ends_it() {

@@ -85,10 +85,13 @@ impl Half {
             window: 0,
         };
         let mut last = None;
-        let ports = devices
-            .iter()
-            .flat_map(|device| device.ports.iter().map(move |port| (device, port)));
-        for (device, port) in ports {
+        for device in devices.iter().filter(|device| !device.is_lost()) {
+            // Nobody else may have looked since the last connection.
+            device.take_events();
+            device.look_again(&room.devices.options);
+        }
+        let ports = ports(&devices);
+        for (device, port) in &ports {
             if this.rails.len() == RAILS {
                 break;
             }
@@ -96,8 +99,6 @@ impl Half {
                 last = Some(lost(device));
                 continue;
             }
-            // Nobody else may have looked since the last connection.
-            device.take_events();
             if device.is_down(port.number) {
                 let text = format!("{}: port {} is down", device.name(), port.number);
                 last = Some(Error::new(ErrorKind::Unreachable, text));
@@ -119,17 +120,15 @@ impl Half {
         }
         let windows = this.rails.iter().map(|(rail, ..)| rail.reservation.window);
         this.window = windows.min().unwrap_or(0);
-        this.add_data_rails(room, &devices)?;
+        this.add_data_rails(room, &ports)?;
         Ok(this)
     }
 
     /// Adds rails for one-sided operations, over the same ports: which of them go together with the other end's, only both ends know.
-    fn add_data_rails(&mut self, room: &Room, devices: &[Arc<OpenDevice>]) -> Result<()> {
-        let ports = devices
+    fn add_data_rails(&mut self, room: &Room, ports: &[(Arc<OpenDevice>, Port)]) -> Result<()> {
+        let ports = ports
             .iter()
-            .filter(|device| !device.is_lost())
-            .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
-            .filter(|(device, port)| !device.is_down(port.number));
+            .filter(|(device, port)| !device.is_lost() && !device.is_down(port.number));
         for (device, port) in ports.take(DATA_RAILS) {
             match rail(room, device, port, false) {
                 Ok(rail) => {
@@ -211,6 +210,16 @@ impl Half {
         retire(surplus.into_iter().map(|(_, (rail, ..))| rail));
         kept.into_iter().map(|(_, (rail, ..))| rail).collect()
     }
+}
+
+/// Those of all devices, in their order.
+fn ports(devices: &[Arc<OpenDevice>]) -> Vec<(Arc<OpenDevice>, Port)> {
+    let mut all = Vec::new();
+    for device in devices {
+        let ports = device.ports();
+        all.extend(ports.iter().map(|port| (Arc::clone(device), port.clone())));
+    }
+    all
 }
 
 fn lost(device: &OpenDevice) -> Error {

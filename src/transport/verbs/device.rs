@@ -69,8 +69,10 @@ pub(crate) struct OpenDevice {
     /// Its node GUID; another number where that is 0 or a device before has it, as with some virtual functions. None of this context's devices has the
     /// same, and peers tell only those apart by it.
     pub(crate) id: u64,
-    /// The ports that may be used and were up, at least one.
-    pub(crate) ports: Vec<Port>,
+    /// The ports that may be used and were up, at least one, as they were when they were looked at.
+    ports: Mutex<Arc<[Port]>>,
+    /// It has told of one since.
+    changed: AtomicBool,
     lost: AtomicBool,
     /// How often queues were told to have failed.
     failed_queues: AtomicU64,
@@ -90,7 +92,7 @@ impl fmt::Debug for OpenDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenDevice")
             .field("name", &self.name())
-            .field("ports", &self.ports)
+            .field("ports", &self.ports())
             .finish_non_exhaustive()
     }
 }
@@ -105,10 +107,7 @@ impl OpenDevice {
                 format!("{} has no shared receive queues", device.name()),
             ));
         }
-        let gids = context.gids().unwrap_or_else(|error| {
-            tracing::debug!(target: "wharf::verbs", device = device.name(), %error, "no GIDs");
-            Vec::new()
-        });
+        let gids = gids(&context);
         let mut ports = Vec::new();
         let mut why = Vec::new();
         for number in 1..=attributes.ports {
@@ -133,7 +132,8 @@ impl OpenDevice {
             domain: context.protection_domain()?,
             attributes,
             id: device.guid(),
-            ports,
+            ports: Mutex::new(ports.into()),
+            changed: AtomicBool::new(false),
             context,
             lost: AtomicBool::new(false),
             failed_queues: AtomicU64::new(0),
@@ -168,6 +168,39 @@ impl OpenDevice {
     /// Whether a port went down. A device may then never tell what became of the requests over it: soft-RoCE tries for ever (Linux 6.1).
     pub(super) fn is_down(&self, port: u8) -> bool {
         self.down.lock().contains(&port)
+    }
+
+    /// The ports that may be used.
+    pub(crate) fn ports(&self) -> Arc<[Port]> {
+        Arc::clone(&self.ports.lock())
+    }
+
+    /// Looks at its ports anew where it has told of one: addresses change, and a port may have come up. May take milliseconds.
+    pub(super) fn look_again(&self, options: &RcOptions) {
+        if !self.changed.swap(false, AcqRel) {
+            return;
+        }
+        let (known, gids) = (self.ports(), gids(&self.context));
+        let mut ports = Vec::new();
+        for number in (1..=self.attributes.ports)
+            .filter(|number| options.devices.allows(self.name(), *number))
+        {
+            match look(&self.context, &gids, number, options) {
+                Ok(port) => {
+                    tracing::debug!(target: "wharf::verbs", device = self.name(), "{port}");
+                    ports.push(port);
+                }
+                Err(error) => {
+                    tracing::debug!(target: "wharf::verbs", device = self.name(), port = number, %error, "it cannot be used now");
+                    // As it was, until it has an address again: should it be asked for meanwhile, joining says what is wrong.
+                    if let Some(port) = known.iter().find(|port| port.number == number) {
+                        ports.push(port.clone());
+                        self.changed.store(true, Release);
+                    }
+                }
+            }
+        }
+        *self.ports.lock() = ports.into();
     }
 
     /// Readable when the device tells something.
@@ -253,6 +286,7 @@ impl OpenDevice {
                     Subject::Port(port),
                 ) => {
                     tracing::warn!(target: "wharf::verbs", device = self.name(), port, "{kind}");
+                    self.changed.store(true, Release);
                     match kind {
                         EventKind::PORT_ERR => {
                             self.down.lock().insert(port);
@@ -270,6 +304,13 @@ impl OpenDevice {
             }
         }
     }
+}
+
+fn gids(context: &Context) -> Vec<GidEntry> {
+    context.gids().unwrap_or_else(|error| {
+        tracing::debug!(target: "wharf::verbs", device = context.name(), %error, "no GIDs");
+        Vec::new()
+    })
 }
 
 /// A port, if it can be used.

@@ -93,7 +93,9 @@ impl Devices {
                 });
                 continue;
             };
-            found.extend(used.ports.iter().map(|port| {
+            used.take_events();
+            used.look_again(&self.options);
+            found.extend(used.ports().iter().map(|port| {
                 let on_demand = used.attributes.on_demand.supported;
                 let address = match &port.gid {
                     Some(gid) => format!("{} as {} (index {})", gid.kind, gid.gid, gid.index),

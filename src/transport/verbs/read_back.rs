@@ -71,7 +71,8 @@ impl Ring {
             },
             signal_all: true,
         })?;
-        let mut ports = device.ports.iter();
+        let ports = device.ports();
+        let mut ports = ports.iter();
         let Some(port) = ports.find(|port| !device.is_down(port.number)) else {
             let text = format!("no port of {} is up", device.name());
             return Err(Error::new(ErrorKind::DeviceLost, text));

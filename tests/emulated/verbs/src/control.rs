@@ -3,11 +3,17 @@
 //! # Safety
 //! Pointers come from a C caller; see the crate.
 
-use std::ffi::{CStr, c_char};
+use std::{
+    ffi::{CStr, c_char},
+    sync::atomic::Ordering,
+};
 
 use wharf_emulated_common::backing::is_mapped;
 
-use crate::world::{FAULTS, JOURNAL, WORLD};
+use crate::{
+    device::NETS,
+    world::{FAULTS, JOURNAL, WORLD},
+};
 
 /// Does what `text` says and writes the answer; its length, or −1.
 #[unsafe(no_mangle)]
@@ -71,6 +77,24 @@ fn control(text: &str) -> Result<String, String> {
             let open = world.contexts_of(device as usize);
             for context in &open {
                 world.tell(*context, 1, kind);
+            }
+            Ok(open.len().to_string())
+        }
+        "gid" => {
+            let Some((device, net)) = rest.split_once(' ') else {
+                return Err("gid DEVICE NET".to_owned());
+            };
+            let device: usize = device.parse().map_err(|_| "no device".to_owned())?;
+            let net = net.parse().map_err(|_| "no net".to_owned())?;
+            let Some(place) = NETS.get(device) else {
+                return Err("no such device".to_owned());
+            };
+            place.store(net, Ordering::Relaxed);
+            let mut world = WORLD.lock();
+            let open = world.contexts_of(device);
+            for context in &open {
+                // IBV_EVENT_GID_CHANGE.
+                world.tell(*context, 1, 18);
             }
             Ok(open.len().to_string())
         }

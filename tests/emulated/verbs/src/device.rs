@@ -7,6 +7,7 @@ use std::{
     collections::{VecDeque, btree_map::Entry},
     ffi::{c_char, c_int},
     ptr,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
 };
 
 use crate::{
@@ -313,10 +314,14 @@ pub(crate) unsafe fn port_attributes(
     0
 }
 
-/// 10.99.0.1 and 10.99.0.2, mapped.
+/// The second byte of each device's address.
+pub(crate) static NETS: [AtomicU8; DEVICES] = [const { AtomicU8::new(99) }; DEVICES];
+
+/// 10.99.0.1 and 10.99.0.2, mapped, or in another net.
 pub(crate) fn gid(device: usize) -> [u8; 16] {
     let mut gid = [0; 16];
-    (gid[10], gid[11], gid[12], gid[13]) = (0xff, 0xff, 10, 99);
+    let net = NETS[device].load(Relaxed);
+    (gid[10], gid[11], gid[12], gid[13]) = (0xff, 0xff, 10, net);
     gid[15] = device as u8 + 1;
     gid
 }
