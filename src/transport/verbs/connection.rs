@@ -773,7 +773,7 @@ impl Connection {
         let Some((next, _)) = others.find(|(other, alive)| **alive && *other != index) else {
             return false;
         };
-        let ended = rail.queue_pair.to_error();
+        let ended = rail.to_error();
         if lost {
             // One that is gone refuses that, and brings nothing either.
             state.lost = true;
@@ -972,7 +972,7 @@ impl Drop for Connection {
             let lent = |slot: &Slot| matches!(slot.work, Work::OneSided(..));
             let idle = !sending.slots.iter().any(lent);
             // Peers read and write over rails for that alone.
-            if idle && (!rail.data || rail.queue_pair.to_error().is_ok()) {
+            if idle && (!rail.data || rail.to_error().is_ok()) {
                 match rail.reservation.is_expected() {
                     true => never.push(rail),
                     false => others.push(rail),

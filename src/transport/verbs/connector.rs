@@ -298,6 +298,7 @@ fn rail(room: &Room, device: &Arc<OpenDevice>, port: &Port, messages: bool) -> R
         reservation,
         peer_device: 0,
         over: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
         data: !messages,
         retired: Arc::clone(&room.retired),
     })

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry as HashEntry},
     fmt, io,
     os::fd::{AsFd, AsRawFd, RawFd},
     sync::Arc,
@@ -69,6 +69,8 @@ pub(super) struct RcInterface {
     /// Keys of connections whose socket has something, or that are over. May hold some that are gone.
     busy: Vec<usize>,
     ending: usize,
+    /// Keys of connections that devices may have told of before they were attached.
+    fresh: Vec<usize>,
     ended: Vec<Ended>,
     /// What was brought to those.
     brought: Vec<u8>,
@@ -339,6 +341,7 @@ impl RcInterface {
             keys: HashMap::new(),
             busy: Vec::new(),
             ending: 0,
+            fresh: Vec::new(),
             ended: Vec::new(),
             brought: Vec::new(),
             abandoned: Vec::new(),
@@ -833,6 +836,9 @@ impl RcInterface {
 
     /// Looks what the devices told.
     fn look_at_devices(&mut self) {
+        if !self.fresh.is_empty() {
+            self.look_at_fresh();
+        }
         for place in 0..self.devices.len() {
             let watched = &mut self.devices[place];
             if std::mem::take(&mut watched.told) {
@@ -858,35 +864,34 @@ impl RcInterface {
         self.useless |= self.sets.iter().any(QueueSet::is_useless);
         let mut over = Vec::new();
         for (key, entry) in &self.connections {
-            for (index, rail) in entry.connection.rails.iter().enumerate() {
-                if !Arc::ptr_eq(&rail.reservation.queues.device, &device) {
-                    continue;
-                }
-                if rail.data && !(device.is_lost() && entry.connection.is_busy(index)) {
-                    if device.is_lost() || device.told(rail.queue_pair.number()).is_some() {
-                        // What is under way there is told by its completion.
-                        rail.end();
-                    } else if device.is_down(rail.port) && rail.is_live() {
-                        rail.end();
-                        // Nothing might ever be told of what is under way: it ends now.
-                        if let Err(error) = rail.queue_pair.to_error() {
-                            over.push((key, index, error));
-                        }
-                    }
-                } else if device.is_lost() {
-                    let text = format!("{} has failed or was removed", device.name());
-                    over.push((key, index, Error::new(ErrorKind::DeviceLost, text)));
-                } else if device.is_down(rail.port) {
-                    let text = format!("{}: port {} is down", device.name(), rail.port);
-                    over.push((key, index, Error::new(ErrorKind::ConnectionReset, text)));
-                } else if let Some(kind) = device.told(rail.queue_pair.number()) {
-                    let number = rail.queue_pair.number();
-                    let text = format!("{}: queue pair {number:#x}: {kind}", device.name());
-                    over.push((key, index, Error::new(ErrorKind::ConnectionReset, text)));
-                }
-            }
+            let rails = entry.connection.rails.iter().enumerate();
+            over.extend(rails.filter_map(|(index, rail)| {
+                let same = Arc::ptr_eq(&rail.reservation.queues.device, &device);
+                let error = same.then(|| failure(&entry.connection, index)).flatten()?;
+                Some((key, index, error))
+            }));
         }
-        for (key, rail, error) in over {
+        self.rails_failed(over);
+    }
+
+    /// Looks what the devices told of connections before they were attached.
+    #[cold]
+    fn look_at_fresh(&mut self) {
+        let mut over = Vec::new();
+        for key in std::mem::take(&mut self.fresh) {
+            let Some(entry) = self.connections.get(key) else {
+                continue;
+            };
+            let all = 0..entry.connection.rails.len();
+            over.extend(
+                all.filter_map(|index| Some((key, index, failure(&entry.connection, index)?))),
+            );
+        }
+        self.rails_failed(over);
+    }
+
+    fn rails_failed(&mut self, failed: Vec<(usize, usize, Error)>) {
+        for (key, rail, error) in failed {
             // Memory of others is free again only when such a queue pair is gone.
             if self.is_data(key, rail) || !self.rail_failed(key, rail, &error) {
                 self.over(key, error);
@@ -927,11 +932,20 @@ impl RcInterface {
         happened
     }
 
-    fn forget_numbers(&mut self, key: usize) {
-        for set in &mut self.sets {
-            set.by_number.retain(|_, (of, _)| *of != key);
-            set.last = None;
-            self.useless |= set.is_useless();
+    /// Nothing is found by the numbers of a connection's queue pairs any more.
+    fn forget_numbers(&mut self, key: usize, connection: &Connection) {
+        for rail in &connection.rails {
+            let queues = &rail.reservation.queues;
+            let same = |set: &&mut QueueSet| Arc::ptr_eq(&set.queues, queues);
+            // Of one that has no set there is no number.
+            if let Some(set) = self.sets.iter_mut().find(same)
+                && let HashEntry::Occupied(number) = set.by_number.entry(rail.queue_pair.number())
+                && number.get().0 == key
+            {
+                number.remove();
+                set.last = None;
+                self.useless |= set.is_useless();
+            }
         }
     }
 
@@ -964,7 +978,7 @@ impl RcInterface {
     #[cold]
     fn take_what_came_over(&mut self, rail: &Rail) {
         // One of a device that is gone has nothing.
-        if rail.queue_pair.to_error().is_err() {
+        if rail.to_error().is_err() {
             return;
         }
         let queues = &rail.reservation.queues;
@@ -1003,7 +1017,7 @@ impl RcInterface {
         let entry = self.connections.try_remove(key)?;
         self.keys.remove(&entry.id);
         self.ending -= usize::from(entry.end.is_some());
-        self.forget_numbers(key);
+        self.forget_numbers(key, &entry.connection);
         if let Some(registry) = &self.registry {
             registry.deregister(&mut SourceFd(&entry.connection.fd()));
         }
@@ -1011,6 +1025,36 @@ impl RcInterface {
         self.take_what_came(&entry.connection);
         Some(entry)
     }
+}
+
+/// Why a rail is to be given up, by what its device has told of it. One for one-sided operations ends by itself, if it can.
+#[cold]
+fn failure(connection: &Connection, index: usize) -> Option<Error> {
+    let rail = connection.rails.get(index)?;
+    let device = &rail.reservation.queues.device;
+    if rail.data && !(device.is_lost() && connection.is_busy(index)) {
+        if device.is_lost() || device.told(rail.queue_pair.number()).is_some() {
+            // What is under way there is told by its completion.
+            rail.end();
+        } else if device.is_down(rail.port) && rail.is_live() {
+            rail.end();
+            // Nothing might ever be told of what is under way: it ends now.
+            return rail.to_error().err();
+        }
+        return None;
+    }
+    if device.is_lost() {
+        let text = format!("{} has failed or was removed", device.name());
+        return Some(Error::new(ErrorKind::DeviceLost, text));
+    }
+    if device.is_down(rail.port) {
+        let text = format!("{}: port {} is down", device.name(), rail.port);
+        return Some(Error::new(ErrorKind::ConnectionReset, text));
+    }
+    let kind = device.told(rail.queue_pair.number())?;
+    let number = rail.queue_pair.number();
+    let text = format!("{}: queue pair {number:#x}: {kind}", device.name());
+    Some(Error::new(ErrorKind::ConnectionReset, text))
 }
 
 /// What a peer on this host does that passes some.
@@ -1055,7 +1099,7 @@ impl Interface for RcInterface {
             set.by_number.insert(rail.queue_pair.number(), (key, index));
             if let Err(error) = set.attached(rail.queue_pair.number()) {
                 // The key is the next one's.
-                self.forget_numbers(key);
+                self.forget_numbers(key, &connection);
                 return Err(error);
             }
         }
@@ -1073,10 +1117,8 @@ impl Interface for RcInterface {
         });
         self.keys.insert(id, key);
         self.busy.push(key);
-        for watched in &mut self.devices {
-            // What was told while it was being made, and looked at for others, concerns it as well.
-            watched.news = watched.device.news().wrapping_sub(1);
-        }
+        // What was told while it was being made, and looked at for others, concerns it as well.
+        self.fresh.push(key);
         Ok(Box::new(RcLink::new(connection)))
     }
 

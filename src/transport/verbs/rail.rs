@@ -7,12 +7,15 @@ use std::{
     fmt, io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
 use super::{buffers::Memory, devices::SharedReaper, queues::Reservation};
-use crate::{driver::verbs::QueuePair, sys::eventfd::EventFd, util::lock::Mutex};
+use crate::{driver::verbs::QueuePair, error::Result, sys::eventfd::EventFd, util::lock::Mutex};
 
 /// One queue pair with what it sends from. The fields end in this order.
 pub(super) struct Rail {
@@ -29,6 +32,8 @@ pub(super) struct Rail {
     pub(super) data: bool,
     /// Nothing is posted any more, of a rail for one-sided operations. Of others the connection says that.
     pub(super) over: AtomicBool,
+    /// The queue pair was ended.
+    pub(super) ended: AtomicBool,
     /// Where it ends without a connection.
     pub(super) retired: Arc<Retired>,
 }
@@ -37,6 +42,18 @@ impl Rail {
     /// The device at this end.
     pub(super) fn device(&self) -> u64 {
         self.reservation.queues.device.id
+    }
+
+    /// Ends its queue pair: what is under way completes with an error, and nothing comes any more. Once that is done it costs nothing.
+    ///
+    /// # Errors
+    /// What the device said.
+    pub(super) fn to_error(&self) -> Result<()> {
+        if !self.ended.load(Acquire) {
+            self.queue_pair.to_error()?;
+            self.ended.store(true, Release);
+        }
+        Ok(())
     }
 
     /// Nothing more is posted.

@@ -11,17 +11,27 @@ use crate::{
     util::lock::Mutex,
 };
 
+/// So few are never looked through.
+const LEAST: usize = 16;
+
 /// Those of one device.
 #[derive(Debug)]
 pub(crate) struct Served {
     /// `None`: it serves peers no more.
-    all: Mutex<Option<Vec<Weak<QueuePair>>>>,
+    all: Mutex<Option<All>>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    some: Vec<Weak<QueuePair>>,
+    /// Once there are so many, those that are gone are taken out: twice as many as were left the last time, so that each costs little.
+    most: usize,
 }
 
 impl Default for Served {
     fn default() -> Self {
         Self {
-            all: Mutex::new(Some(Vec::new())),
+            all: Mutex::new(Some(All::default())),
         }
     }
 }
@@ -38,8 +48,11 @@ impl Served {
                 "the device could not end a registration: peers reach no memory by it any more";
             return Err(Error::new(ErrorKind::DeviceLost, text));
         };
-        all.retain(|one| one.strong_count() > 0);
-        all.push(Arc::downgrade(queue_pair));
+        if all.some.len() >= all.most {
+            all.some.retain(|one| one.strong_count() > 0);
+            all.most = 2 * all.some.len().max(LEAST);
+        }
+        all.some.push(Arc::downgrade(queue_pair));
         Ok(())
     }
 
@@ -55,7 +68,7 @@ impl Served {
     pub(super) fn shut(&self) {
         // Taken under the lock, ended under it: who comes second returns when that is done.
         let mut all = self.all.lock();
-        for queue_pair in all.take().into_iter().flatten() {
+        for queue_pair in all.take().unwrap_or_default().some {
             if let Some(queue_pair) = queue_pair.upgrade()
                 && let Err(error) = queue_pair.to_error()
             {
