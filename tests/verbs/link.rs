@@ -147,6 +147,11 @@ impl End {
     }
 
     pub(crate) fn queue_pair(&self, shared: Option<&SharedReceiveQueue>) -> QueuePair {
+        self.queue_pair_for(shared, ALL)
+    }
+
+    /// One by which the peer may do so much.
+    fn queue_pair_for(&self, shared: Option<&SharedReceiveQueue>, access: Access) -> QueuePair {
         let options = QueuePairOptions {
             sends: &self.queue,
             receives: &self.queue,
@@ -158,7 +163,7 @@ impl End {
         let init = InitAttributes {
             port: 1,
             partition_index: 0,
-            access: ALL,
+            access,
         };
         queue_pair.to_init(&init).expect("INIT");
         queue_pair
@@ -260,7 +265,12 @@ impl Link {
     }
 
     pub(crate) fn between(ends: [End; 2], patience: Patience) -> Self {
-        let queue_pairs = [ends[0].queue_pair(None), ends[1].queue_pair(None)];
+        Self::for_access(ends, patience, ALL)
+    }
+
+    /// Over which each end may do so much at the other.
+    pub(crate) fn for_access(ends: [End; 2], patience: Patience, access: Access) -> Self {
+        let queue_pairs = [0, 1].map(|end| ends[end].queue_pair_for(None, access));
         let this = Self { queue_pairs, ends };
         for (here, there) in [(0, 1), (1, 0)] {
             let place = this.ends[there].place(&this.queue_pairs[there]);

@@ -7,9 +7,9 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use crate::{
-    driver::verbs::{ReceiveRequest, SendFlags, SendRequest, Sge, Status},
+    driver::verbs::{Access, ReceiveRequest, SendFlags, SendRequest, Sge, Status},
     error::ErrorKind,
-    link::{CAPACITY, HASTY, Link, PATIENT, run, watch},
+    link::{CAPACITY, End, HASTY, Link, PATIENT, devices, run, watch},
     support::until,
 };
 
@@ -185,7 +185,7 @@ fn unsolicited_messages_wake_nobody_who_asked_for_solicited_ones() {
 #[test]
 fn queue_pairs_share_receives() {
     run(async {
-        let ends = crate::link::devices().map(crate::link::End::open);
+        let ends = devices().map(End::open);
         let shared = ends[1].domain.shared_receive_queue(8, 1, 99);
         let shared = shared.expect("a shared queue");
         assert!(shared.capacity() >= 8);
@@ -337,6 +337,22 @@ fn a_full_queue_says_how_many_it_took() {
     });
 }
 
+/// Whether the peer may write at all is looked at before how much it writes.
+#[test]
+fn writes_of_no_bytes_need_the_right_to_write() {
+    run(async {
+        let link = Link::for_access(devices().map(End::open), PATIENT, Access::LOCAL_WRITE);
+        link.post(0, SendRequest::write(1, &[], SIGNALED, 0, 0));
+        let ended = link.ends[0].completions(1).await;
+        let refused = [Status::REM_ACCESS_ERR, Status::REM_INV_REQ_ERR];
+        assert!(refused.contains(&ended[0].status()), "{ended:?}");
+        // Of one that may, the key of no bytes is not looked at.
+        let link = Link::new(PATIENT);
+        link.post(0, SendRequest::write(1, &[], SIGNALED, 0, 0));
+        link.ends[0].success().await;
+    });
+}
+
 #[test]
 fn what_is_given_up_is_flushed() {
     run(async {
@@ -355,7 +371,7 @@ fn objects_may_be_dropped_in_any_order() {
         let Link { queue_pairs, ends } = Link::new(PATIENT);
         let [end, other] = ends;
         let memory = end.memory(1);
-        let crate::link::End {
+        let End {
             context,
             domain,
             channel,
