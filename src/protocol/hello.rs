@@ -12,7 +12,7 @@ use super::{
     control::{error_kind, error_kind_code},
     keys::PublicKey,
     pake::Share,
-    wire::{Field, Name, Reader, fields, malformed, put, read_fields, sequence},
+    wire::{Field, Name, Reader, fields, malformed, printable, put, read_fields, sequence},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -308,7 +308,9 @@ impl Message {
 
     fn unless_rejection(self) -> Result<Self> {
         match self {
-            Self::Rejection { code, reason } => Err(Error::new(error_kind(code), reason)),
+            Self::Rejection { code, reason } => {
+                Err(Error::new(error_kind(code), printable(&reason)))
+            }
             message => Ok(message),
         }
     }
@@ -380,6 +382,15 @@ mod tests {
             min: version,
             max: version,
         }
+    }
+
+    #[test]
+    fn the_reason_of_a_rejection_is_one_line() {
+        let said = Error::new(ErrorKind::Rejected, "the peer's\n\u{1b}[2J");
+        let heard = Message::heard(&Message::reject(&said).encode());
+        let text = heard.expect_err("rejected").to_string();
+        assert!(text.contains("the peer's\\n"), "{text}");
+        assert!(!text.contains(['\n', '\u{1b}']), "{text}");
     }
 
     fn shares() -> impl Strategy<Value = Option<Share>> {

@@ -403,6 +403,18 @@ fn cut_short() -> Error {
     malformed("the input is cut short")
 }
 
+/// A stranger's words as they may stand in errors and logs: on one line, and nothing in them that a terminal would follow.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '"' | '\'' => out.push(char),
+            _ => out.extend(char.escape_debug()),
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use proptest::prelude::*;

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
         control::{error_kind, error_kind_code},
-        wire::Reader,
+        wire::{Reader, printable},
     },
 };
 
@@ -217,8 +217,11 @@ pub(super) fn decode_error(bytes: &[u8]) -> Result<Error> {
         .split_first_chunk::<2>()
         .ok_or_else(|| malformed("an error is cut short"))?;
     let end = text.len().min(MAX_TEXT);
-    let text = String::from_utf8_lossy(text.get(..end).unwrap_or_default()).into_owned();
-    Ok(Error::new(error_kind(u16::from_le_bytes(*code)), text))
+    let text = String::from_utf8_lossy(text.get(..end).unwrap_or_default());
+    Ok(Error::new(
+        error_kind(u16::from_le_bytes(*code)),
+        printable(&text),
+    ))
 }
 
 pub(super) fn malformed(what: &'static str) -> Error {

@@ -326,3 +326,13 @@ async fn a_rank_zero_that_talks_nonsense_is_an_error() {
         assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
     }
 }
+
+/// What another rank says of an error goes into errors and logs.
+#[test]
+fn an_error_from_elsewhere_is_one_line() {
+    let told = Error::new(ErrorKind::Rejected, "rank 1's\n\u{1b}[2J \u{202e}");
+    let error = decode_error(&encode_error(&told)).expect("an error");
+    let text = error.to_string();
+    assert!(text.contains("rank 1's\\n"), "{text}");
+    assert!(!text.contains(['\n', '\u{1b}', '\u{202e}']), "{text}");
+}

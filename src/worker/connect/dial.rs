@@ -31,7 +31,7 @@ use crate::{
     },
     types::{EndpointId, LinkId, Source, WorkerId},
     worker::{
-        connect::said::{transports, trial},
+        connect::said::{named, transports, trial},
         shared::Shared,
     },
 };
@@ -194,7 +194,7 @@ fn no_path(shared: &Shared, address: &WorkerAddress) -> Error {
         true => "on this host",
         false => "on another host",
     };
-    let theirs = address.transports().join(", ");
+    let theirs = named(address.transports());
     let ours = transports(shared).join(", ");
     let text = format!(
         "no path: that worker, {place}, has {theirs} and no address in the network; this one has {ours}"

@@ -27,7 +27,7 @@ use crate::{
         connect::{
             accepted::Seat,
             request::Request,
-            said::{info, refuse, transports, trial},
+            said::{info, named, refuse, transports, trial},
         },
         peer::{Made, OneCopy, Peer, pinned},
         shared::{Shared, Transport},
@@ -56,7 +56,7 @@ pub(super) fn lanes<'a>(
         }
     }
     if lanes.is_empty() {
-        let (ours, theirs) = (transports(shared).join(", "), offered.join(", "));
+        let (ours, theirs) = (transports(shared).join(", "), named(offered));
         let text =
             format!("no transport in common: the listener has {ours}; who dials has {theirs}{why}");
         return Err(Error::new(ErrorKind::Unreachable, text));

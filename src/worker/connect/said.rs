@@ -6,7 +6,10 @@ use tokio::time::timeout;
 
 use crate::{
     error::{Error, Result},
-    protocol::hello::{Introduction, Message},
+    protocol::{
+        hello::{Introduction, Message},
+        wire::printable,
+    },
     sys::identity::identity,
     transport::{
         PeerInfo,
@@ -62,4 +65,29 @@ pub(in crate::worker) fn trial(shared: &Shared, channel: &Channel) -> Result<Opt
 
 pub(in crate::worker) fn transports(shared: &Shared) -> Vec<String> {
     shared.context.transports().map(str::to_owned).collect()
+}
+
+/// Names that a stranger gives, for errors and logs: the first of them.
+pub(in crate::worker) fn named(names: &[String]) -> String {
+    const MOST: usize = 16;
+    let shown = names.iter().take(MOST).map(|name| printable(name));
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if names.len() > MOST {
+        text += &format!(" and {} more", names.len() - MOST);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_strangers_are_few_and_one_line() {
+        let names = vec!["shm\n\u{1b}[2J".to_owned(); 64];
+        let text = named(&names);
+        assert!(!text.contains(['\n', '\u{1b}']), "{text}");
+        assert!(text.ends_with(" and 48 more"), "{text}");
+        assert_eq!(named(&["shm".to_owned(), "tcp".to_owned()]), "shm, tcp");
+    }
 }
