@@ -10,6 +10,8 @@
 //! `CLOSE 0` says that nothing new follows; `CLOSE 1`, that everything before the other's `CLOSE 0` has been read. Whoever hangs up has it, so
 //! that nothing is left under way in either direction. Between the two a peer's puts and gets are still served, and its short messages
 //! delivered; messages that it has announced and that nobody has matched end at their sender.
+//!
+//! A peer may do neither: who holds the connection aborts it then, and one that nobody holds is cut in a minute.
 
 use std::task::{Context as TaskContext, Poll};
 
@@ -69,6 +71,21 @@ impl Engine {
             && matches!(peer.status, Status::Open)
         {
             self.core.begin_close(link, leaves, reason);
+        }
+    }
+
+    /// A peer that was to end a connection has had its time.
+    pub(in crate::worker) fn overstays(&mut self, link: LinkId, id: EndpointId) {
+        let Some(peer) = self.core.movers.ctx.endpoint(link, id) else {
+            return;
+        };
+        if peer.handles > 0 {
+            // Somebody who answers a message of it has it again, until the next drop.
+            peer.odd.get_or_insert_default().seen_off = false;
+        } else {
+            tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, "a peer did not hang up: the connection is cut");
+            let text = "the peer did not hang up after the connection was closed";
+            self.fail(link, Error::new(ErrorKind::DeadlineExceeded, text));
         }
     }
 
@@ -237,6 +254,21 @@ impl Core {
         }
         self.movers.ctx.control(link, control::CLOSE, answer, rest);
         self.forget_announced(link);
+        self.see_off(link);
+    }
+
+    /// A connection on which this side has said its last is left to the peer. Where nobody holds it, nobody could abort it either.
+    pub(crate) fn see_off(&mut self, link: LinkId) {
+        let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
+            return;
+        };
+        if peer.handles > 0 || !matches!(peer.status, Status::Closing { sent: true }) {
+            return;
+        }
+        let id = peer.id;
+        if !std::mem::replace(&mut peer.odd.get_or_insert_default().seen_off, true) {
+            self.movers.errand(|errands| errands.see_off(link, id));
+        }
     }
 
     /// Ends all operations that belong to no connection.
@@ -271,15 +303,21 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
     use crate::{
         error::{Error, ErrorKind},
-        protocol::control,
+        protocol::{control, goodbye::Leaves},
         transport::Sink,
         types::Priority,
+        util::testing::run,
         worker::{
+            Handle,
             fence::tests::{post_receives, put, target},
             inbox::tests::{LINK, core},
             operations::Work,
+            pair::Pair,
+            peer::Status,
         },
     };
 
@@ -307,5 +345,90 @@ mod tests {
         }
         let looked_at = core.movers.ctx.operations.looked_at();
         assert!((3..50).contains(&looked_at), "{looked_at} of 100,003");
+    }
+
+    /// Has a worker stand still, its connections open.
+    fn stand_still(worker: &Handle) {
+        worker.shared.stopping.store(true, Relaxed);
+        worker.shared.wake_reactor();
+    }
+
+    /// Until a connection is over and forgotten, in virtual time.
+    async fn until_over(pair: &Pair) {
+        while pair.here.shared.metrics().held.connections > 0 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// A connection that nobody holds ends, whatever its peer does.
+    #[test]
+    fn a_peer_that_does_not_answer_a_close_is_cut_off() {
+        run(async {
+            let pair = Pair::new().await;
+            stand_still(&pair.there);
+            tokio::time::pause();
+            let shared = &pair.here.shared;
+            shared.release_endpoint(pair.link, pair.endpoint);
+            until_over(&pair).await;
+        });
+    }
+
+    /// A peer has begun to close a connection, has its answer, and does not hang up.
+    async fn does_not_hang_up(is_held: bool) {
+        let pair = Pair::new().await;
+        let (here, there) = (&pair.here.shared, &pair.there.shared);
+        stand_still(&pair.there);
+        tokio::time::pause();
+        if !is_held {
+            here.with(|engine| engine.ctx().peer(pair.link).expect("there").handles = 0);
+        }
+        there.with(|engine| {
+            let link = engine.ctx().connections().next().expect("accepted").slot;
+            engine.core.begin_close(link, Leaves::Dropped, None);
+        });
+        if is_held {
+            let is_answered = || {
+                here.with(|engine| {
+                    let peer = engine.ctx().peer(pair.link).expect("held");
+                    matches!(peer.status, Status::Closing { sent: true })
+                })
+            };
+            while !is_answered() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            here.release_endpoint(pair.link, pair.endpoint);
+        }
+        until_over(&pair).await;
+    }
+
+    #[test]
+    fn a_peer_that_does_not_hang_up_is_cut_off() {
+        run(does_not_hang_up(true));
+    }
+
+    /// As a connection to a worker's address may be.
+    #[test]
+    fn so_it_is_where_nobody_had_the_connection() {
+        run(does_not_hang_up(false));
+    }
+
+    /// Who has it again meanwhile, to answer a message, keeps it.
+    #[test]
+    fn who_holds_a_connection_that_closes_keeps_it() {
+        run(async {
+            let pair = Pair::new().await;
+            stand_still(&pair.there);
+            tokio::time::pause();
+            let shared = &pair.here.shared;
+            shared.release_endpoint(pair.link, pair.endpoint);
+            shared.with(|engine| engine.ctx().peer(pair.link).expect("there").handles = 1);
+            tokio::time::sleep(Duration::from_secs(90)).await;
+            assert_eq!(shared.metrics().held.connections, 1);
+            shared.release_endpoint(pair.link, pair.endpoint);
+            assert!(shared.with(|engine| {
+                let peer = engine.ctx().peer(pair.link).expect("there");
+                peer.odd.as_ref().is_some_and(|odd| odd.seen_off)
+            }));
+        });
     }
 }

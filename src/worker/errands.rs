@@ -1,12 +1,19 @@
 //! What is done off the lock: opening engines and ways to device memory, registering, bringing engines to rest. On threads that may block.
 
-use std::sync::{Arc, Weak};
+use std::{
+    future::poll_fn,
+    sync::{Arc, Weak},
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::time::timeout;
 
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fork,
     transport::{Accelerator, LocalKeys, Registering},
-    types::{LinkId, OpKey},
+    types::{EndpointId, LinkId, OpKey},
     util::tasks::{spawn, spawn_blocking},
     worker::{
         core::Core,
@@ -17,6 +24,9 @@ use crate::{
         shared::Shared,
     },
 };
+
+/// What a peer has to end a connection that closes. A program that computes may leave its worker alone for long, and what it was sent is not to be lost.
+const FAREWELL: Duration = Duration::from_secs(60);
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);
@@ -141,6 +151,31 @@ impl Errands for OffLock {
             };
             Box::new(move |movers: &mut Movers| movers.registered(link, key, result)) as Told
         }))
+    }
+
+    fn see_off(&self, link: LinkId, id: EndpointId) -> Box<dyn Send> {
+        self.begin(move |shared, worker| {
+            spawn(&shared.runtime, async move {
+                let mut ticket = None;
+                let over = poll_fn(|cx| {
+                    let polled = worker.upgrade().map(|shared| {
+                        shared.with(|engine| match engine.ctx().endpoint(link, id) {
+                            Some(peer) if peer.is_alive() => {
+                                peer.ending.leave(&mut ticket, cx.waker());
+                                Poll::Pending
+                            }
+                            _ => Poll::Ready(()),
+                        })
+                    });
+                    polled.unwrap_or(Poll::Ready(()))
+                });
+                if timeout(FAREWELL, over).await.is_err()
+                    && let Some(shared) = worker.upgrade()
+                {
+                    shared.with(|engine| engine.overstays(link, id));
+                }
+            });
+        })
     }
 }
 

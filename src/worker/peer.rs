@@ -266,6 +266,8 @@ pub(crate) struct Odd {
     /// The goodbye of this side, until it is said; and of the peer, as far as it has come.
     pub(crate) goodbye: Vec<u8>,
     pub(crate) heard: Vec<u8>,
+    /// It is looked after until it is over: see [`Core::see_off`](crate::worker::core::Core::see_off).
+    pub(in crate::worker) seen_off: bool,
 }
 
 pub(crate) struct Peer {

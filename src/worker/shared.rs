@@ -614,7 +614,7 @@ impl Shared {
                         engine.core.begin_close(link, Leaves::Dropped, None);
                     }
                     crate::worker::peer::Status::Closed(_) => engine.core.forget(link),
-                    crate::worker::peer::Status::Closing { .. } => {}
+                    crate::worker::peer::Status::Closing { .. } => engine.core.see_off(link),
                 }
             }
         });
