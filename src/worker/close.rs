@@ -286,7 +286,8 @@ impl Core {
             }
         }
         self.fail_receives(error);
-        self.movers.ctx.wakes.append(&mut self.movers.ctx.arrivals);
+        let ctx = &mut self.movers.ctx;
+        ctx.arrivals.take(&mut ctx.wakes);
         self.wake_who_looks();
     }
 

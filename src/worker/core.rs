@@ -184,7 +184,7 @@ impl Core {
         let account = peer.account.take();
         peer.ending.take(&mut ctx.wakes);
         peer.ready.take(&mut ctx.wakes);
-        ctx.wakes.append(&mut ctx.arrivals);
+        ctx.arrivals.take(&mut ctx.wakes);
         self.movers.revoke_all(link);
         self.movers.ctx.operations.epochs.close(link);
         for key in self.movers.ctx.operations.keys_of_link(link) {

@@ -20,7 +20,7 @@ use crate::{
     sys::memfd::Mapping,
     trace,
     types::{EndpointId, LinkId, OpKey},
-    util::copy::copy_slice,
+    util::{copy::copy_slice, waiters::Waiters},
     worker::{
         lent::Unmatched,
         metrics::{Traffic, WorkerMetrics},
@@ -70,7 +70,7 @@ pub(crate) struct Ctx {
     pub(crate) unmatched: Unmatched,
     /// Connections that peers made to this worker's address and that nobody has claimed.
     pub(crate) unclaimed: Vec<LinkId>,
-    pub(crate) arrivals: Vec<Waker>,
+    pub(crate) arrivals: Waiters,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) endpoints: u64,
     pub(crate) rendezvous_threshold: RendezvousThreshold,

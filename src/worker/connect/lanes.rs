@@ -272,7 +272,7 @@ pub(super) fn attach(
         engine.core.movers.ctx.add_peer(peer);
         if !claimed {
             engine.core.movers.ctx.unclaimed.push(slot);
-            engine.core.movers.ctx.wakes.append(&mut engine.core.movers.ctx.arrivals);
+            engine.core.movers.ctx.arrivals.take(&mut engine.core.movers.ctx.wakes);
         }
         Ok((slot, id))
     })

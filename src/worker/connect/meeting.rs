@@ -1,10 +1,13 @@
 //! Connections by address between two workers that may both dial: which one stands, and taking one that the peer made.
 
-use std::task::Poll;
+use std::{
+    future::poll_fn,
+    task::{Poll, Waker},
+};
 
 use crate::{
     types::{EndpointId, LinkId, WorkerId},
-    worker::{peer::at, shared::Shared},
+    worker::{ctx::Ctx, peer::at, shared::Shared},
 };
 
 /// Counts one connection of a meeting in, and out again however it ends.
@@ -72,8 +75,39 @@ impl Drop for Met<'_> {
             // Who waited for it looks again, and dials if there is nothing.
             self.shared.with(|engine| {
                 let ctx = engine.ctx();
-                ctx.wakes.append(&mut ctx.arrivals);
+                ctx.arrivals.take(&mut ctx.wakes);
             });
+        }
+    }
+}
+
+/// The place of one who waits for a connection of a peer's, among all who do.
+struct Waits<'a> {
+    shared: &'a Shared,
+    ticket: Option<u64>,
+}
+
+impl<'a> Waits<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let ticket = None;
+        Self { shared, ticket }
+    }
+
+    fn leave(&mut self, waker: &Waker) {
+        let ticket = &mut self.ticket;
+        self.shared
+            .with(|engine| engine.ctx().arrivals.leave(ticket, waker));
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            // A waker is the program's, and is dropped without the lock.
+            drop(
+                self.shared
+                    .with(|engine| engine.ctx().arrivals.forget(ticket)),
+            );
         }
     }
 }
@@ -86,9 +120,10 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
             .get(&worker)
             .is_some_and(|meeting| meeting.accepting > 0)
     };
-    std::future::poll_fn(|cx| {
+    let mut waits = Waits::new(shared);
+    poll_fn(|cx| {
         if coming() {
-            shared.with(|engine| engine.ctx().arrivals.push(cx.waker().clone()));
+            waits.leave(cx.waker());
             if coming() {
                 return claim(shared, worker)
                     .map_or(Poll::Pending, |found| Poll::Ready(Some(found)));
@@ -104,14 +139,68 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
 pub(super) fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     shared.with(|engine| {
         let ctx = engine.ctx();
-        let index = ctx.unclaimed.iter().position(|link| {
-            let peer = at(&mut ctx.peers, *link);
-            peer.is_some_and(|peer| peer.worker == worker && peer.is_open())
-        })?;
+        let index = unclaimed(ctx, worker)?;
         let link = ctx.unclaimed.swap_remove(index);
         let peer = ctx.peer(link)?;
         peer.handles += 1;
         peer.claimed = true;
         Some((link, peer.id))
     })
+}
+
+fn unclaimed(ctx: &mut Ctx, worker: WorkerId) -> Option<usize> {
+    ctx.unclaimed.iter().position(|link| {
+        let peer = at(&mut ctx.peers, *link);
+        peer.is_some_and(|peer| peer.worker == worker && peer.is_open())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::{Pin, pin},
+        sync::Arc,
+        task::Context as TaskContext,
+    };
+
+    use super::*;
+    use crate::{
+        Context,
+        context::ContextBuilder,
+        util::testing::run,
+        worker::Handle,
+    };
+
+    /// Two workers, of which the first gives way where both dial.
+    fn two() -> [Arc<Handle>; 2] {
+        let context = Context::builder()
+            .transports("shm")
+            .and_then(ContextBuilder::build);
+        let context = context.expect("a context");
+        let mut two = [(); 2].map(|()| Handle::start(&context).expect("a worker"));
+        two.sort_by_key(|worker| std::cmp::Reverse(worker.shared.id));
+        two
+    }
+
+    /// Who waits for a peer's connection has one place, however often it is polled, and leaves none.
+    #[test]
+    fn who_waits_for_an_arrival_has_one_place() {
+        run(async {
+            let [here, there] = two();
+            let (here, worker) = (&here.shared, there.shared.id);
+            let met = Met::accepts(here, worker).expect("nobody dials");
+            let places = || here.with(|engine| engine.ctx().arrivals.len());
+            {
+                let mut waits = pin!(arrival(here, worker));
+                let mut cx = TaskContext::from_waker(Waker::noop());
+                for _ in 0..100 {
+                    let polled = Pin::as_mut(&mut waits).poll(&mut cx);
+                    assert!(polled.is_pending());
+                }
+                assert_eq!(places(), 1);
+            }
+            assert_eq!(places(), 0);
+            drop(met);
+        });
+    }
 }
