@@ -178,14 +178,39 @@ async fn dial_worker(
         return Err(no_path(shared, address));
     }
     let how = (unix, Some(worker));
-    let own = dial(shared, address.sockets(), None, how, answered).await?;
+    let own = Own {
+        shared,
+        made: dial(shared, address.sockets(), None, how, answered).await?,
+        is_kept: false,
+    };
     if met.has_crossed()
         && let Some(found) = arrival(shared, worker).await
     {
-        shared.release_endpoint(own.0, own.1);
         return Ok(found);
     }
-    Ok(own)
+    Ok(own.keep())
+}
+
+/// A connection of which nobody has been told yet. Where another stands, or who dials has gone meanwhile, it is let go of.
+struct Own<'a> {
+    shared: &'a Shared,
+    made: (LinkId, EndpointId),
+    is_kept: bool,
+}
+
+impl Own<'_> {
+    fn keep(mut self) -> (LinkId, EndpointId) {
+        self.is_kept = true;
+        self.made
+    }
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.shared.release_endpoint(self.made.0, self.made.1);
+        }
+    }
 }
 
 /// An address by which nothing can be tried.

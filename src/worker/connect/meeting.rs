@@ -163,12 +163,17 @@ mod tests {
         task::Context as TaskContext,
     };
 
+    use futures::future::poll_immediate;
+
     use super::*;
     use crate::{
         Context,
         context::ContextBuilder,
         util::testing::run,
-        worker::Handle,
+        worker::{
+            Handle,
+            connect::{Destination, address, connect},
+        },
     };
 
     /// Two workers, of which the first gives way where both dial.
@@ -180,6 +185,40 @@ mod tests {
         let mut two = [(); 2].map(|()| Handle::start(&context).expect("a worker"));
         two.sort_by_key(|worker| std::cmp::Reverse(worker.shared.id));
         two
+    }
+
+    /// How many connections a worker has, and how many of them somebody holds.
+    fn connections(worker: &Handle) -> (usize, usize) {
+        worker.shared.with(|engine| {
+            let held = engine.ctx().connections().filter(|peer| peer.handles > 0);
+            let held = held.count();
+            (engine.ctx().connections().count(), held)
+        })
+    }
+
+    /// Who gives up while its own connection stands, and may have to give way to the peer's, leaves none behind.
+    #[test]
+    fn a_dial_that_is_dropped_between_two_connections() {
+        run(async {
+            let [here, there] = two();
+            let to = address(&there.shared).expect("an address");
+            let mut dial = Box::pin(connect(&here.shared, Destination::Worker(to)));
+            assert!(poll_immediate(&mut dial).await.is_none());
+            let met = Met::accepts(&here.shared, there.shared.id).expect("it gives way");
+            while connections(&here) != (1, 1) {
+                assert!(
+                    poll_immediate(&mut dial).await.is_none(),
+                    "it waits for the other"
+                );
+                tokio::task::yield_now().await;
+            }
+            drop(dial);
+            assert_eq!(connections(&here).1, 0);
+            drop(met);
+            while connections(&here).0 > 0 {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 
     /// Who waits for a peer's connection has one place, however often it is polled, and leaves none.
