@@ -94,7 +94,7 @@ pub(super) async fn meet(
     if !by_kernel || !theirs {
         return Ok((info, None));
     }
-    let reached = CmaPeer::reach(channel, &landmark);
+    let reached = CmaPeer::reach(channel, &landmark).await;
     let verdict = cma::encode(reached.as_ref().map(drop).map_err(String::as_str));
     channel.send(&verdict, &[]).await?;
     let (said, _) = channel.receive().await?;

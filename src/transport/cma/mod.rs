@@ -13,7 +13,13 @@
 //! ended and all other ids were used: the link watches the process by its socket and pidfd, and goes with it.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::{
+    io,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
+};
+
+use tokio::sync::oneshot;
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -100,6 +106,29 @@ fn printable(reason: &str) -> String {
     reason.take(MAX_REASON).collect()
 }
 
+/// One of the looks at memory of peers that are under way in this process. Those that peers make wait are not to become ever more threads.
+struct Looking(&'static AtomicUsize);
+
+static LOOKS: AtomicUsize = AtomicUsize::new(0);
+
+impl Looking {
+    const MOST: usize = 64;
+
+    fn begin(looks: &'static AtomicUsize) -> std::result::Result<Self, String> {
+        let looking = Self(looks);
+        match looks.fetch_add(1, Relaxed) < Self::MOST {
+            true => Ok(looking),
+            false => Err("too many peers make this process wait in their memory".to_owned()),
+        }
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// A process whose memory can be read and written.
 #[derive(Debug)]
 pub(crate) struct CmaPeer {
@@ -107,17 +136,35 @@ pub(crate) struct CmaPeer {
 }
 
 impl CmaPeer {
-    /// The process at the other end of the channel, where its memory holds what its landmark says.
+    /// The process at the other end of the channel, where its memory holds what its landmark says. The peer says where to look, and may make whoever looks
+    /// there wait for as long as it likes (FUSE, `userfaultfd`): that is a thread for which nobody else waits. Not one of the runtime's, which would wait for
+    /// it at its end.
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub(crate) fn reach(
+    pub(crate) async fn reach(
         channel: &Channel,
         landmark: &Landmark,
     ) -> std::result::Result<Self, String> {
         let peer = Self::at_other_end_of(channel)?;
-        match peer.read_cookie(landmark.address) {
-            Ok(read) if read == landmark.holds => Ok(peer),
+        let (tell, told) = oneshot::channel();
+        let (looking, landmark) = (Looking::begin(&LOOKS)?, *landmark);
+        let look = move || {
+            let reached = peer.holds(&landmark);
+            drop(looking);
+            // Who asked may have gone.
+            let _ = tell.send(reached);
+        };
+        let thread = thread::Builder::new().name("wharf-cma".into());
+        let begun = thread.spawn(look);
+        begun.map_err(|error| format!("no thread to try it on: {error}"))?;
+        let none = || Err("the thread that tried it is gone".to_owned());
+        told.await.unwrap_or_else(|_| none())
+    }
+
+    fn holds(self, landmark: &Landmark) -> std::result::Result<Self, String> {
+        match self.read_cookie(landmark.address) {
+            Ok(read) if read == landmark.holds => Ok(self),
             Ok(_) => Err("read something else than what it said: not this process".to_owned()),
             Err(error) => Err(error.to_string()),
         }
@@ -283,6 +330,13 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        pin::pin,
+        ptr,
+    };
+
+    use futures::future::poll_immediate;
     use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
@@ -310,8 +364,8 @@ mod tests {
         }
         let (one, two) = pair();
         let trials = [(); 2].map(|()| Trial::new().expect("random"));
-        let first = CmaPeer::reach(&one, &trials[1].landmark());
-        let second = CmaPeer::reach(&two, &trials[0].landmark());
+        let first = CmaPeer::reach(&one, &trials[1].landmark()).await;
+        let second = CmaPeer::reach(&two, &trials[0].landmark()).await;
         let said = decode(&encode(Ok(()))).expect("well formed");
         settled(second, said.clone()).expect("peer");
         let peer = settled(first, said).expect("peer");
@@ -336,7 +390,9 @@ mod tests {
         }
         let (one, _two) = pair();
         let trial = Trial::new().expect("random");
-        let peer = CmaPeer::reach(&one, &trial.landmark()).expect("this process");
+        let peer = CmaPeer::reach(&one, &trial.landmark())
+            .await
+            .expect("this process");
         let said = decode(&encode(Err("denied\n here"))).expect("well formed");
         let reason = settled(Ok(peer), said).expect_err("must fail");
         assert!(reason.contains("denied here"), "{reason}");
@@ -358,8 +414,65 @@ mod tests {
         // Nothing is mapped at the other.
         let nowhere = Landmark { address: 8, holds };
         for lie in [other, nowhere] {
-            CmaPeer::reach(&one, &lie).expect_err("a lie");
+            CmaPeer::reach(&one, &lie).await.expect_err("a lie");
         }
+    }
+
+    /// A page that is there once this descriptor is closed; who looks at it before waits. `None`: this system lets nobody have one.
+    fn page_that_waits() -> Option<(OwnedFd, u64)> {
+        const LENGTH: usize = 4096;
+        // SAFETY: a system call of a number, whose result is a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: it is new, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping where the system likes, which stays.
+        let page = unsafe { libc::mmap(ptr::null_mut(), LENGTH, libc::PROT_READ, flags, -1, 0) };
+        assert_ne!(page, libc::MAP_FAILED);
+        let page = page.expose_provenance() as u64;
+        // The version, then the page, whose accesses wait where nothing is there.
+        let (mut version, mut range) = ([0xaa_u64, 0, 0], [page, LENGTH as u64, 1, 0]);
+        // SAFETY: both are as long as these calls read and write.
+        let done = unsafe {
+            libc::ioctl(fd.as_raw_fd(), 0xc018_aa3f, version.as_mut_ptr()) == 0
+                && libc::ioctl(fd.as_raw_fd(), 0xc020_aa00, range.as_mut_ptr()) == 0
+        };
+        done.then_some((fd, page))
+    }
+
+    /// One that has a look at its memory wait holds up nobody else.
+    #[tokio::test]
+    async fn a_peer_that_makes_a_look_wait_holds_up_nobody() {
+        let Some((fd, address)) = page_that_waits().filter(|_| usable()) else {
+            eprintln!("skipped: no userfaultfd");
+            return;
+        };
+        let (one, _two) = pair();
+        let holds = [1; COOKIE];
+        let lie = Landmark { address, holds };
+        let mut look = pin!(CmaPeer::reach(&one, &lie));
+        assert!(poll_immediate(&mut look).await.is_none());
+        // Another, meanwhile.
+        let trial = Trial::new().expect("random");
+        let other = CmaPeer::reach(&one, &trial.landmark()).await;
+        other.expect("this process");
+        assert!(poll_immediate(&mut look).await.is_none());
+        drop(fd);
+        let reason = look.await.expect_err("a lie");
+        assert!(reason.contains("something else"), "{reason}");
+    }
+
+    #[test]
+    fn looks_that_wait_are_bounded() {
+        static LOOKS: AtomicUsize = AtomicUsize::new(0);
+        let looks: Vec<_> = (0..Looking::MOST).map(|_| Looking::begin(&LOOKS)).collect();
+        assert!(looks.iter().all(std::result::Result::is_ok));
+        assert!(Looking::begin(&LOOKS).is_err());
+        assert!(Looking::begin(&LOOKS).is_err());
+        drop(looks);
+        assert!(Looking::begin(&LOOKS).is_ok());
+        assert_eq!(LOOKS.load(Relaxed), 0);
     }
 
     #[tokio::test]
@@ -369,7 +482,9 @@ mod tests {
         let (one, _two) = tokio::join!(TcpStream::connect(address), listener.accept());
         let one = Channel::tcp(one.expect("connect"));
         let trial = Trial::new().expect("random");
-        let reason = CmaPeer::reach(&one, &trial.landmark()).expect_err("must fail");
+        let reason = CmaPeer::reach(&one, &trial.landmark())
+            .await
+            .expect_err("must fail");
         assert!(reason.contains("the peer's process"), "{reason}");
     }
 

@@ -280,7 +280,7 @@ pub(super) async fn establish(
     }
     let cma = match (trial, memory, reached) {
         (Some(_), Some(landmark), Some(theirs)) => {
-            let reached = CmaPeer::reach(&channel, &landmark);
+            let reached = CmaPeer::reach(&channel, &landmark).await;
             let outcome = reached.as_ref().map(|_| ()).map_err(String::as_str);
             channel.send_note(&cma::encode(outcome)).await?;
             told(cma::settled(reached, theirs), &info)

@@ -154,8 +154,10 @@ async fn accept_inner(
         }
     };
     let tried_memory = match request.client.memory {
-        Some(landmark) if lanes[0].reach == Reach::Host => trial(shared, &request.channel)?
-            .map(|trial| (trial, CmaPeer::reach(&request.channel, &landmark))),
+        Some(landmark) if lanes[0].reach == Reach::Host => match trial(shared, &request.channel)? {
+            Some(trial) => Some((trial, CmaPeer::reach(&request.channel, &landmark).await)),
+            None => None,
+        },
         _ => None,
     };
     let tried = tried_memory.as_ref().map(|(trial, reached)| {
