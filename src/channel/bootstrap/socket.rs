@@ -4,14 +4,17 @@ use std::{
     collections::VecDeque,
     future::Future,
     io,
+    mem::ManuallyDrop,
     net::{Shutdown, SocketAddr},
+    os::fd::AsFd,
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::{
+    io::Interest,
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Notify,
     time::timeout,
@@ -24,7 +27,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::wire::{MAX_NAME, Reader},
-    sys::abstract_socket,
+    sys::{abstract_socket, fd_passing, fork},
     util::lock::Mutex,
 };
 
@@ -166,19 +169,23 @@ impl Acceptor {
     pub(super) async fn accept(&self) -> Socket {
         loop {
             let accepted = match self {
-                Self::Tcp(listener) => match listener.accept().await {
-                    Ok((stream, _)) => Socket::tcp(stream),
-                    Err(error) => Err(Error::io("accepting", error)),
-                },
-                Self::Unix(listener, _) => match listener.accept().await {
-                    Ok((stream, _)) => Socket::unix(stream),
-                    Err(error) => Err(Error::io("accepting", error)),
-                },
+                Self::Tcp(listener) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, _)| Socket::tcp(stream))
+                }
+                Self::Unix(listener, _) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, _)| Socket::unix(stream))
+                }
             };
             match accepted {
-                Ok(socket) => return socket,
-                Err(error) => {
+                Ok(Ok(socket)) => return socket,
+                // Those behind one who is refused do not wait.
+                Ok(Err(error)) => {
                     tracing::debug!(target: "wharf::bootstrap", %error, "a connection was not taken");
+                }
+                Err(error) => {
+                    tracing::debug!(target: "wharf::bootstrap", %error, "no connection could be taken");
                     // Out of file descriptors, most likely: no reason to spin.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -190,7 +197,50 @@ impl Acceptor {
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    Unix(Local),
+}
+
+/// A socket over which whoever connects on this host may pass descriptors, before it is known whose they are. Nobody wants any: they are closed where
+/// that may block.
+#[derive(Debug)]
+pub(super) struct Local(Option<UnixStream>);
+
+impl Local {
+    fn stream(&self) -> io::Result<&UnixStream> {
+        let open = self.0.as_ref();
+        open.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Reads so many bytes at most, behind those that are there.
+    fn try_read(&self, bytes: &mut BytesMut, most: usize) -> io::Result<usize> {
+        let (stream, from) = (self.stream()?, bytes.len());
+        bytes.resize(from + most, 0);
+        let received = stream.try_io(Interest::READABLE, || {
+            fd_passing::recv(stream.as_fd(), &mut bytes[from..])
+        });
+        let read = received.and_then(|(count, fds)| {
+            if fds.is_empty() {
+                return Ok(count);
+            }
+            fd_passing::close_elsewhere(fds);
+            let text = "descriptors came, and nobody asked for any";
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        });
+        bytes.truncate(from + read.as_ref().unwrap_or(&0));
+        read
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let stream = self.0.take();
+        if fork::forked() {
+            // It is the parent's.
+            let _kept = ManuallyDrop::new(stream);
+        } else if let Some(Ok(stream)) = stream.map(UnixStream::into_std) {
+            fd_passing::close(stream.into());
+        }
+    }
 }
 
 impl Socket {
@@ -210,8 +260,10 @@ impl Socket {
 
     /// Of this user, or of root.
     fn unix(stream: UnixStream) -> Result<Self> {
-        let peer = stream
-            .peer_cred()
+        let local = Local(Some(stream));
+        let peer = local
+            .stream()
+            .and_then(UnixStream::peer_cred)
             .map_err(|error| Error::io("the peer's credentials", error))?
             .uid();
         let own = nix::unistd::geteuid().as_raw();
@@ -221,34 +273,38 @@ impl Socket {
                 format!("the process at the other end is of user {peer}, this one of user {own}"),
             ));
         }
-        Ok(Self::Unix(stream))
+        Ok(Self::Unix(local))
     }
 
     async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
-            Self::Unix(stream) => stream.readable().await,
+            Self::Unix(local) => local.stream()?.readable().await,
         }
     }
 
     async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
-            Self::Unix(stream) => stream.writable().await,
+            Self::Unix(local) => local.stream()?.writable().await,
         }
     }
 
-    fn try_read(&self, bytes: &mut BytesMut) -> io::Result<usize> {
+    /// Reads so many bytes at most, behind those that are there.
+    fn try_read(&self, bytes: &mut BytesMut, most: usize) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.try_read_buf(bytes),
-            Self::Unix(stream) => stream.try_read_buf(bytes),
+            Self::Tcp(stream) => {
+                bytes.reserve(most);
+                stream.try_read_buf(&mut bytes.limit(most))
+            }
+            Self::Unix(local) => local.try_read(bytes, most),
         }
     }
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write(bytes),
-            Self::Unix(stream) => stream.try_write(bytes),
+            Self::Unix(local) => local.stream()?.try_write(bytes),
         }
     }
 
@@ -256,7 +312,9 @@ impl Socket {
     fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Self::Tcp(stream) => socket2::SockRef::from(stream).shutdown(how),
-            Self::Unix(stream) => socket2::SockRef::from(stream).shutdown(how),
+            Self::Unix(local) => local
+                .stream()
+                .and_then(|stream| socket2::SockRef::from(stream).shutdown(how)),
         };
     }
 
@@ -281,22 +339,16 @@ impl Socket {
             self.readable()
                 .await
                 .map_err(|error| Error::io("reading from the peer", error))?;
+            // Not what follows.
             let want = (length - bytes.len()).min(CHUNK);
-            // `try_read_buf` fills what is spare, and must not take what follows.
-            let mut piece = BytesMut::with_capacity(want);
-            let mut limited = bytes::BufMut::limit(&mut piece, want);
-            let read = match self {
-                Self::Tcp(stream) => stream.try_read_buf(&mut limited),
-                Self::Unix(stream) => stream.try_read_buf(&mut limited),
-            };
-            match read {
+            match self.try_read(&mut bytes, want) {
                 Ok(0) => {
                     return Err(Error::new(
                         ErrorKind::ConnectionReset,
                         "the other end closed the connection",
                     ));
                 }
-                Ok(_) => bytes.extend_from_slice(&piece),
+                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(Error::io("reading from the peer", error)),
             }
@@ -485,8 +537,8 @@ impl SocketLink {
                 readable = self.socket.readable() => {
                     // Nobody wants it any more.
                     bytes.clear();
-                    bytes.reserve(CHUNK);
-                    let over = match readable.and_then(|()| self.socket.try_read(&mut bytes)) {
+                    let read = readable.and_then(|()| self.socket.try_read(&mut bytes, CHUNK));
+                    let over = match read {
                         Ok(read) => read == 0,
                         Err(error) => error.kind() != io::ErrorKind::WouldBlock,
                     };
@@ -506,8 +558,7 @@ impl SocketLink {
         reply: &Arc<dyn PeerLink>,
         bytes: &mut BytesMut,
     ) -> Result<bool> {
-        bytes.reserve(CHUNK);
-        let ended = match self.socket.try_read(bytes) {
+        let ended = match self.socket.try_read(bytes, CHUNK) {
             Ok(read) => read == 0,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => true,
@@ -577,4 +628,64 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(ErrorKind::Io, "no random bytes").with_source(error))?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        os::{
+            fd::OwnedFd,
+            linux::net::SocketAddrExt,
+            unix::net::{SocketAddr as UnixAddress, UnixStream as Unix},
+        },
+    };
+
+    use super::*;
+
+    /// A socket that waits at its last close for as long as the other end stays and reads nothing.
+    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let settings = socket2::SockRef::from(&listener);
+        settings.set_recv_buffer_size(4096).expect("set");
+        let address = listener.local_addr().expect("an address");
+        let mut socket = std::net::TcpStream::connect(address).expect("connected");
+        let settings = socket2::SockRef::from(&socket);
+        settings.set_send_buffer_size(1 << 16).expect("set");
+        let hours = Some(Duration::from_secs(10_000));
+        settings.set_linger(hours).expect("set");
+        let other = listener.accept().expect("accepted").0;
+        socket.set_nonblocking(true).expect("set");
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        (socket.into(), other)
+    }
+
+    /// Were they closed here, this would hang.
+    #[tokio::test]
+    async fn descriptors_are_closed_elsewhere() {
+        let name = format!("wharf-bootstrap-test-{}", std::process::id()).into_bytes();
+        let acceptor = Acceptor::unix(name.clone()).expect("a new name");
+        let address = UnixAddress::from_abstract_name(&name).expect("a name");
+        for is_read in [true, false] {
+            let (passed, _other) = lingering();
+            let dialled = Unix::connect_addr(&address).expect("it listens");
+            let sent = fd_passing::send(dialled.as_fd(), b"hello", &[passed.as_fd()]);
+            assert_eq!(sent.expect("room"), 5);
+            drop(passed);
+            let socket = acceptor.accept().await;
+            if is_read {
+                let error = socket.read_exact(5).await.expect_err("with a descriptor");
+                assert!(format!("{error:?}").contains("descriptors"), "{error:?}");
+            }
+            drop(socket);
+        }
+        // Without any it goes on.
+        let mut dialled = Unix::connect_addr(&address).expect("it listens");
+        dialled.write_all(b"hello, world").expect("room");
+        let socket = acceptor.accept().await;
+        for part in [&b"hello"[..], b", world"] {
+            let read = socket.read_exact(part.len()).await;
+            assert_eq!(read.expect("written"), part);
+        }
+    }
 }
