@@ -73,6 +73,8 @@ pub(super) struct Hub {
     /// Links to the others.
     links: Vec<OnceCell<Arc<dyn PeerLink>>>,
     roads: Box<dyn Roads>,
+    /// Collective calls so far. Locked until the part of one has gone its way, so that parts go in the order of their numbers. Before the state.
+    calls: Mutex<u64>,
     state: Mutex<State>,
     /// Something in the state is different now.
     changed: Notify,
@@ -92,8 +94,7 @@ struct State {
     gone: BTreeMap<usize, Gone>,
     /// Links that other ranks have made to here.
     incoming: Vec<(usize, Arc<dyn PeerLink>)>,
-    /// Collective calls so far.
-    calls: u64,
+    /// Collective calls that wait for their verdict.
     open: HashMap<u64, oneshot::Sender<Bytes>>,
     /// At rank 0.
     collector: Option<Collector>,
@@ -123,6 +124,7 @@ impl Hub {
             deadline,
             links: (0..size).map(|_| OnceCell::new()).collect(),
             roads,
+            calls: Mutex::default(),
             state: Mutex::new(state),
             changed: Notify::new(),
             left: watch::Sender::new(false),
@@ -318,37 +320,7 @@ impl Hub {
     ) -> Result<Vec<Bytes>> {
         check_length(&bytes)?;
         self.check_here()?;
-        let (verdict, told) = oneshot::channel();
-        let call = {
-            let mut state = self.state.lock();
-            if let Some(how) = state.gone.get(&0) {
-                return Err(collector::gone(0, *how));
-            }
-            if state.open.len() >= MAX_ROUNDS {
-                return Err(Error::new(
-                    ErrorKind::Exhausted,
-                    "too many collective calls are under way, or rank 0 does not answer",
-                ));
-            }
-            let call = state.calls;
-            state.calls += 1;
-            state.open.insert(call, verdict);
-            call
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if self.rank == 0 {
-            if let Err(error) = self.part(0, call, deadline, bytes) {
-                self.state.lock().open.remove(&call);
-                return Err(error);
-            }
-        } else if let Some(link) = self.known_lane(0) {
-            let millis = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-            link.push(Frame::Part {
-                call,
-                millis,
-                bytes,
-            });
-        }
+        let told = self.begin_call(bytes, deadline)?;
         let told = timeout_at(deadline + GRACE, told).await;
         if self.rank == 0 {
             // Whoever has the result may end its process: what the others are told has left it by then.
@@ -370,6 +342,42 @@ impl Hub {
                 "rank 0, which leads the call, did not answer in time",
             )),
         }
+    }
+
+    /// Numbers a collective call of this rank and sends its part. The verdict comes from what is returned.
+    fn begin_call(&self, bytes: Bytes, deadline: Instant) -> Result<oneshot::Receiver<Bytes>> {
+        let (verdict, told) = oneshot::channel();
+        let mut calls = self.calls.lock();
+        let call = *calls;
+        {
+            let mut state = self.state.lock();
+            if let Some(how) = state.gone.get(&0) {
+                return Err(collector::gone(0, *how));
+            }
+            if state.open.len() >= MAX_ROUNDS {
+                return Err(Error::new(
+                    ErrorKind::Exhausted,
+                    "too many collective calls are under way, or rank 0 does not answer",
+                ));
+            }
+            state.open.insert(call, verdict);
+        }
+        if self.rank == 0 {
+            if let Err(error) = self.part(0, call, deadline, bytes) {
+                self.state.lock().open.remove(&call);
+                return Err(error);
+            }
+        } else if let Some(link) = self.known_lane(0) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let millis = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+            link.push(Frame::Part {
+                call,
+                millis,
+                bytes,
+            });
+        }
+        *calls += 1;
+        Ok(told)
     }
 
     /// A frame from another rank. An error means that it does not keep to the protocol: its link is to be closed then.

@@ -1,6 +1,6 @@
 //! What a peer may send, from within: frames that no rank of ours would.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::FutureExt;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tokio::{net::TcpListener, time::Instant};
 
 use super::{
-    Bootstrap, MAX_GATHER, MAX_MESSAGE, after,
+    Bootstrap, MAX_GATHER, MAX_MESSAGE, MemoryBootstrap, after,
     collector::Collector,
     frame::{Frame, Gone, decode_error, decode_verdict, encode_error, encode_verdict},
     hub::Member,
@@ -335,4 +335,22 @@ fn an_error_from_elsewhere_is_one_line() {
     let text = error.to_string();
     assert!(text.contains("rank 1's\\n"), "{text}");
     assert!(!text.contains(['\n', '\u{1b}', '\u{202e}']), "{text}");
+}
+
+/// Calls that begin on several threads go to rank 0 in the order of their numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_may_begin_on_several_threads() {
+    let group = Arc::new(MemoryBootstrap::group(2).expect("a group"));
+    let calls = (0..4).map(|number| {
+        let group = group.clone();
+        tokio::spawn(async move {
+            for _ in 0..2000 {
+                group[number % 2].all_gather(Bytes::new()).await?;
+            }
+            Ok::<_, Error>(())
+        })
+    });
+    for call in futures::future::join_all(calls).await {
+        call.expect("no panic").expect("in order");
+    }
 }
