@@ -26,6 +26,8 @@ use crate::{
 pub(super) const MAX_TEXT: usize = 1024;
 /// Longest frame, without its length: a verdict.
 pub(super) const MAX_FRAME: usize = MAX_GATHER + (1 << 20);
+/// The same of frames of other ranks than 0: a part.
+pub(super) const MAX_OF_OTHERS: usize = 1 + 8 + 4 + MAX_MESSAGE;
 /// What a message counts for beside its bytes, against the room for what was not received.
 const OVERHEAD: usize = 64;
 /// The room of one sender at one receiver: a message of the longest kind, and as much again.

@@ -578,7 +578,7 @@ fn read_table(table: &[u8], size: usize) -> Result<([u8; 16], Vec<Address>)> {
 async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>) {
     let Some(strong) = hub.upgrade() else { return };
     let mut left = strong.watch_left();
-    let size = strong.size;
+    let (own, size) = (strong.rank, strong.size);
     drop(strong);
     let mut handshakes = JoinSet::new();
     loop {
@@ -592,7 +592,7 @@ async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>
             let introduced = timeout_at(after(SILENCE), async {
                 me.greet(&socket).await?;
                 let block = socket.read_block(MAX_BLOCK).await?;
-                let from = peer_introduction(&block, group, size);
+                let from = peer_introduction(&block, group, own, size);
                 if let Err(error) = &from {
                     refuse(&socket, error).await;
                 }
@@ -619,8 +619,13 @@ async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>
     }
 }
 
-/// Reads `P, rank, group`.
-fn peer_introduction(bytes: &[u8], group: [u8; 16], size: usize) -> Result<usize> {
+/// Reads `P, rank, group`, at the rank `own`.
+pub(super) fn peer_introduction(
+    bytes: &[u8],
+    group: [u8; 16],
+    own: usize,
+    size: usize,
+) -> Result<usize> {
     let mut reader = Reader::new(bytes);
     if reader.u8()? != b'P' {
         return Err(malformed("this is not rank 0"));
@@ -634,6 +639,11 @@ fn peer_introduction(bytes: &[u8], group: [u8; 16], size: usize) -> Result<usize
         ));
     }
     check_rank(rank, size)?;
+    // Rank 0 has its connection from the beginning, and what comes over it is believed.
+    if rank == 0 || rank == own {
+        let text = format!("rank {rank} makes no connection to rank {own}");
+        return Err(Error::new(ErrorKind::Rejected, text));
+    }
     Ok(rank)
 }
 
@@ -708,6 +718,6 @@ pub(super) fn fuzz(bytes: &[u8], size: usize) {
     if let Ok((_, addresses)) = read_table(bytes, size) {
         assert_eq!(addresses.len(), size);
     }
-    let _ = peer_introduction(bytes, [0; 16], size);
+    let _ = peer_introduction(bytes, [0; 16], 1, size);
     let _ = introduction(&Bytes::copy_from_slice(bytes));
 }

@@ -21,7 +21,8 @@ use tokio::{
 };
 
 use super::{
-    frame::{Frame, Gone, MAX_FRAME, malformed},
+    collector::MAX_ROUNDS,
+    frame::{Frame, Gone, MAX_FRAME, MAX_OF_OTHERS, malformed},
     hub::{Hub, PeerLink},
 };
 use crate::{
@@ -37,6 +38,9 @@ const CHUNK: usize = 64 << 10;
 const COPIED: usize = 16 << 10;
 /// How long a rank that has left goes on writing what it had sent, and waits for the other end to have read it.
 const LEAVING: Duration = Duration::from_secs(30);
+
+/// Verdicts that may wait to be written: twice what a rank may have open.
+const UNREAD: usize = 2 * MAX_ROUNDS;
 
 /// Where a rank listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -389,14 +393,44 @@ pub(super) struct SocketLink {
     empty: Notify,
 }
 
+/// Bytes of a frame; of a verdict, whether they are its last.
+struct Piece {
+    bytes: Bytes,
+    ends_verdict: bool,
+}
+
+impl From<Bytes> for Piece {
+    fn from(bytes: Bytes) -> Self {
+        let ends_verdict = false;
+        Self {
+            bytes,
+            ends_verdict,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Out {
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<Piece>,
+    /// Verdicts in the queue.
+    verdicts: usize,
+    /// There were too many: the other end does not read.
+    overfull: bool,
     /// Credits that are not in the queue yet: they are added up, so that a peer that does not read cannot make the queue grow.
     credit: usize,
     broken: bool,
     /// The goodbye is in the queue, or was.
     goodbye: bool,
+}
+
+impl Out {
+    /// Nothing more is written.
+    fn give_up(&mut self) {
+        self.broken = true;
+        self.queue.clear();
+        self.verdicts = 0;
+        self.credit = 0;
+    }
 }
 
 impl SocketLink {
@@ -409,7 +443,7 @@ impl SocketLink {
             empty: Notify::new(),
         });
         if !first.is_empty() {
-            link.out.lock().queue.push_back(first);
+            link.out.lock().queue.push_back(first.into());
             link.pump();
         }
         link
@@ -422,15 +456,17 @@ impl SocketLink {
             if out.queue.is_empty() && out.credit > 0 {
                 let bytes = std::mem::take(&mut out.credit);
                 let (head, _) = Frame::Credit { bytes }.encode();
-                out.queue.push_back(head);
+                out.queue.push_back(head.into());
             }
             let Some(first) = out.queue.front_mut() else {
                 break true;
             };
-            match self.socket.try_write(first) {
+            match self.socket.try_write(&first.bytes) {
                 Ok(written) => {
-                    first.advance(written);
-                    if first.is_empty() {
+                    first.bytes.advance(written);
+                    if first.bytes.is_empty() {
+                        let ends_verdict = first.ends_verdict;
+                        out.verdicts -= usize::from(ends_verdict);
                         out.queue.pop_front();
                     }
                 }
@@ -438,9 +474,7 @@ impl SocketLink {
                 Err(error) => {
                     // The reading side finds the end, after what had arrived.
                     tracing::debug!(target: "wharf::bootstrap", %error, "writing to a rank failed");
-                    out.broken = true;
-                    out.queue.clear();
-                    out.credit = 0;
+                    out.give_up();
                     break true;
                 }
             }
@@ -450,6 +484,19 @@ impl SocketLink {
             self.empty.notify_waiters();
         } else {
             self.more.notify_one();
+        }
+    }
+
+    /// Ends the link to a rank that takes part in calls and does not read how they end. One that reads has no more open than it may.
+    fn bound_verdicts(&self) {
+        let mut out = self.out.lock();
+        if out.verdicts > UNREAD {
+            out.give_up();
+            out.overfull = true;
+            drop(out);
+            // Who carries looks, and finds that.
+            self.socket.shutdown(Shutdown::Both);
+            self.empty.notify_waiters();
         }
     }
 
@@ -558,6 +605,10 @@ impl SocketLink {
         reply: &Arc<dyn PeerLink>,
         bytes: &mut BytesMut,
     ) -> Result<bool> {
+        if self.out.lock().overfull {
+            let text = "a rank does not read how its collective calls end";
+            return Err(Error::new(ErrorKind::Exhausted, text));
+        }
         let ended = match self.socket.try_read(bytes, CHUNK) {
             Ok(read) => read == 0,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
@@ -566,7 +617,12 @@ impl SocketLink {
         };
         while let Some(length) = bytes.first_chunk() {
             let length = u32::from_le_bytes(*length) as usize;
-            if length > MAX_FRAME {
+            // Only rank 0 has verdicts to send.
+            let longest = match from {
+                0 => MAX_FRAME,
+                _ => MAX_OF_OTHERS,
+            };
+            if length > longest {
                 return Err(malformed("a frame is too long"));
             }
             if bytes.len() < 4 + length {
@@ -598,14 +654,20 @@ impl PeerLink for SocketLink {
             if let Frame::Credit { bytes } = frame {
                 out.credit += bytes;
             } else {
+                let ends_verdict = matches!(frame, Frame::Verdict { .. });
                 let (head, body) = frame.encode();
-                out.queue.push_back(head);
+                out.queue.push_back(head.into());
                 if !body.is_empty() {
-                    out.queue.push_back(body);
+                    out.verdicts += usize::from(ends_verdict);
+                    out.queue.push_back(Piece {
+                        bytes: body,
+                        ends_verdict,
+                    });
                 }
             }
         }
         self.pump();
+        self.bound_verdicts();
     }
 
     fn flushed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -687,5 +749,32 @@ mod tests {
             let read = socket.read_exact(part.len()).await;
             assert_eq!(read.expect("written"), part);
         }
+    }
+
+    /// A rank that takes part in calls and does not read how they end is cut off; one that reads has as many as it likes.
+    #[tokio::test]
+    async fn verdicts_that_nobody_reads_are_bounded() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let (one, other) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let one = Socket::tcp(one.expect("connected")).expect("a socket");
+        let other = Socket::tcp(other.expect("accepted").0).expect("a socket");
+        let link = SocketLink::new(one, Bytes::new());
+        let say = |length: usize, call: usize| {
+            let body = Bytes::from(vec![0; length]);
+            let call = call as u64;
+            link.push(Frame::Verdict { call, body });
+        };
+        for call in 0..4 * UNREAD {
+            say(100, call);
+            other.read_exact(4 + 9 + 100).await.expect("a verdict");
+        }
+        let is_cut = || link.out.lock().overfull;
+        assert!(!is_cut());
+        for call in 0..1000 {
+            say(1 << 20, call);
+            assert!(link.out.lock().queue.len() <= 2 * UNREAD + 2);
+        }
+        assert!(is_cut());
     }
 }

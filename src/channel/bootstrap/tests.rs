@@ -12,7 +12,7 @@ use super::{
     collector::Collector,
     frame::{Frame, Gone, decode_error, decode_verdict, encode_error, encode_verdict},
     hub::Member,
-    rendezvous::{Me, follow, lead},
+    rendezvous::{Me, follow, lead, peer_introduction},
     socket::{Acceptor, Address, Socket},
 };
 use crate::error::{Error, ErrorKind};
@@ -212,8 +212,10 @@ async fn a_rank_that_does_not_keep_to_the_protocol_is_dropped() {
             bytes: long.clone(),
         })
     };
-    let cases: [(&str, Vec<u8>); 8] = [
+    let verdict = (MAX_MESSAGE as u32 + 14).to_le_bytes();
+    let cases: [(&str, Vec<u8>); 9] = [
         ("too long", u32::MAX.to_le_bytes().to_vec()),
+        ("as long as only what rank 0 sends", verdict.to_vec()),
         ("empty", vec![0, 0, 0, 0]),
         ("of no kind", vec![1, 0, 0, 0, 99]),
         (
@@ -324,6 +326,23 @@ async fn a_rank_zero_that_talks_nonsense_is_an_error() {
         let _root: Socket = root.expect("it answered");
         let error = one.map(drop).expect_err("nonsense");
         assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+    }
+}
+
+/// Only rank 0 is believed what it says of others and of calls, and it has its connection; nor does a rank connect to itself.
+#[test]
+fn who_may_connect_to_a_rank() {
+    let from = |rank: u32| {
+        let mut block = vec![b'P'];
+        block.extend_from_slice(&rank.to_le_bytes());
+        block.extend_from_slice(&[7; 16]);
+        peer_introduction(&block, [7; 16], 2, 4)
+    };
+    assert_eq!(from(1).ok(), Some(1));
+    assert_eq!(from(3).ok(), Some(3));
+    for rank in [0, 2] {
+        let error = from(rank).expect_err("not by this way");
+        assert_eq!(error.kind(), ErrorKind::Rejected);
     }
 }
 
