@@ -34,8 +34,9 @@ pub(super) struct Collector {
     /// Bytes in the rounds.
     held: usize,
     failed: BTreeMap<u64, Bytes>,
-    /// The next call of each rank.
+    /// The next call of each rank, and of the one that is furthest.
     next: Vec<u64>,
+    begun: u64,
     gone: BTreeMap<usize, Gone>,
 }
 
@@ -64,6 +65,7 @@ impl Collector {
             held: 0,
             failed: BTreeMap::new(),
             next: vec![0; size],
+            begun: 0,
             gone: BTreeMap::new(),
         }
     }
@@ -79,7 +81,7 @@ impl Collector {
         deadline: Instant,
         bytes: Bytes,
     ) -> Result<Vec<Verdict>> {
-        let begun = self.next.iter().copied().max().unwrap_or(0);
+        let begun = self.begun;
         let next = self.next.get_mut(rank).filter(|next| **next == call);
         let Some(next) = next else {
             return Err(Error::new(
@@ -94,6 +96,7 @@ impl Collector {
             ));
         }
         *next += 1;
+        self.begun = begun.max(*next);
         if call < begun && !self.rounds.contains_key(&call) {
             let body = self.failed.get(&call).cloned().unwrap_or_else(|| {
                 let error = Error::new(
@@ -128,11 +131,11 @@ impl Collector {
                 encode_verdict(&Ok(parts.into_iter().flatten().collect()))
             }));
         }
-        let lost = round
-            .missing()
-            .find_map(|rank| Some((rank, *self.gone.get(&rank)?)));
-        match lost {
-            Some((rank, how)) => Ok(self.fail(call, &gone(rank, how))),
+        let is_missing = |rank: usize| round.parts.get(rank).is_some_and(Option::is_none);
+        let mut gone_ranks = self.gone.iter();
+        let lost = gone_ranks.find(|(rank, _)| is_missing(**rank));
+        match lost.map(|(rank, how)| gone(*rank, *how)) {
+            Some(error) => Ok(self.fail(call, &error)),
             None => Ok(Vec::new()),
         }
     }

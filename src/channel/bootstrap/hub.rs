@@ -293,13 +293,11 @@ impl Hub {
                     return Some(Ok(arrived));
                 }
             }
+            let how = *state.gone.get(&from)?;
             // What one that left had sent is still read to its end.
-            let more = state.incoming.iter().any(|(rank, _)| *rank == from);
-            match state.gone.get(&from) {
-                Some(Gone::Left) if more => None,
-                Some(how) => Some(Err(collector::gone(from, *how))),
-                None => None,
-            }
+            let mut incoming = state.incoming.iter();
+            let more = how == Gone::Left && incoming.any(|(rank, _)| *rank == from);
+            (!more).then(|| Err(collector::gone(from, how)))
         });
         let arrived = timeout_at(deadline, arrived).await.map_err(|_| {
             Error::new(
@@ -324,8 +322,8 @@ impl Hub {
         let told = timeout_at(deadline + GRACE, told).await;
         if self.rank == 0 {
             // Whoever has the result may end its process: what the others are told has left it by then.
-            let gone: Vec<usize> = self.state.lock().gone.keys().copied().collect();
-            let links = self.others().filter(|(rank, _)| !gone.contains(rank));
+            let gone = self.state.lock().gone.clone();
+            let links = self.others().filter(|(rank, _)| !gone.contains_key(rank));
             let all = futures::future::join_all(links.map(|(_, link)| link.flushed()));
             // One that does not read is not waited for longer than this.
             let _ = timeout_at(Instant::now() + GRACE, all).await;
