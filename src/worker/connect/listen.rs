@@ -226,8 +226,12 @@ struct Shortage {
 
 impl Shortage {
     fn new() -> Self {
-        let spare = File::open("/dev/null").ok();
+        let spare = Self::spare();
         Self { spare, since: None }
+    }
+
+    fn spare() -> Option<File> {
+        File::open("/dev/null").ok()
     }
 
     /// After a failure to accept.
@@ -249,12 +253,14 @@ impl Shortage {
         backlog.clear();
         let since = *self.since.get_or_insert_with(Instant::now);
         let is_full = error.kind() == ErrorKind::Exhausted && since.elapsed() > 2 * FIRST_BYTES;
+        // Another may have had the place when this was to have it back.
+        self.spare = self.spare.take().or_else(Self::spare);
         if is_full && self.spare.take().is_some() {
             tracing::debug!(target: "wharf::wireup", %error, "connection turned down");
             if let Some(Ok(mut channel)) = accept.now_or_never() {
                 refuse(&mut channel, &error).await;
             }
-            self.spare = Self::new().spare;
+            self.spare = Self::spare();
             return;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
