@@ -29,7 +29,7 @@ use crate::{
         channel::{Channel, Origin},
         loopback, registry,
     },
-    types::{EndpointId, LinkId, Source, WorkerId},
+    types::{EndpointId, LinkId, Source},
     worker::{
         connect::said::{named, transports, trial},
         shared::Shared,
@@ -40,7 +40,7 @@ use super::{
     handshake::{accepted, arrive, establish, greet, introduce, only},
     lanes::{Refused, attach},
     listen::admits,
-    meeting::{Met, arrival, claim},
+    meeting::{Met, Told, arrival, claim},
 };
 
 /// Before another try where the peer says that it is to come later: its own connection stands when both ends dialled, or a listener had no place. At
@@ -177,10 +177,15 @@ async fn dial_worker(
     if unix.is_none() && address.sockets().is_empty() {
         return Err(no_path(shared, address));
     }
-    let how = (unix, Some(worker));
+    let how = (unix, Some(&met));
+    let made = tokio::select! {
+        biased;
+        found = met.found() => return Ok(found),
+        made = dial(shared, address.sockets(), None, how, answered) => made?,
+    };
     let own = Own {
         shared,
-        made: dial(shared, address.sockets(), None, how, answered).await?,
+        made,
         is_kept: false,
     };
     if met.has_crossed()
@@ -232,13 +237,13 @@ async fn dial(
     shared: &Arc<Shared>,
     sockets: &[SocketAddr],
     host: Option<&str>,
-    (unix, addressed): (Option<&[u8]>, Option<WorkerId>),
+    (unix, met): (Option<&[u8]>, Option<&Met<'_>>),
     answered: &AtomicBool,
 ) -> Result<(LinkId, EndpointId)> {
     let tcp = shared.reaches(Reach::Network);
     let mut last = None;
     if let Some(name) = unix {
-        match dial_unix(shared, name, None, addressed, "the worker's Unix socket").await {
+        match dial_unix(shared, name, None, met, "the worker's Unix socket").await {
             Err(error) if final_verdict(&error) => return Err(error),
             Err(error) => {
                 if tcp && !sockets.is_empty() {
@@ -257,7 +262,7 @@ async fn dial(
             let mut channel = Channel::tcp(stream);
             channel.look(&shared.wireup.patience);
             if let Some(tls) = shared.context.tls() {
-                let session = tls.dial(addressed.is_some(), host, socket.ip())?;
+                let session = tls.dial(met.is_some(), host, socket.ip())?;
                 channel.secure(session).await?;
             }
             Ok(channel)
@@ -277,7 +282,7 @@ async fn dial(
         };
         answered.store(true, Relaxed);
         let name = socket.to_string();
-        match go_on(shared, channel, client, name, addressed, unix.is_none()).await {
+        match go_on(shared, channel, client, name, met, unix.is_none()).await {
             Err(error) if !final_verdict(&error) && index + 1 < sockets.len() => {
                 last = Some(error.with_peer(socket));
             }
@@ -375,24 +380,18 @@ async fn go_on(
     mut channel: Channel,
     mut client: Client,
     name: String,
-    addressed: Option<WorkerId>,
+    met: Option<&Met<'_>>,
     try_unix: bool,
 ) -> Result<(LinkId, EndpointId)> {
+    let addressed = met.map(Met::worker);
     only(addressed, &client.server(), &name)?;
+    let _told = tells(met).await;
     let mut verdict = introduce(shared, &mut channel, &mut client, !try_unix, None).await?;
     if let Verdict::Elsewhere(elsewhere) = &verdict
         && try_unix
     {
         let tcp = shared.shares(Reach::Network, &elsewhere.transports);
-        match dial_unix(
-            shared,
-            &elsewhere.unix_name.0,
-            Some(&client),
-            addressed,
-            &name,
-        )
-        .await
-        {
+        match dial_unix(shared, &elsewhere.unix_name.0, Some(&client), met, &name).await {
             Err(error) if tcp && !final_verdict(&error) => {
                 falls_back(&error, &name);
             }
@@ -405,14 +404,23 @@ async fn go_on(
     establish(shared, channel, accepted(verdict)?, addressed, name, None).await
 }
 
+/// See [`Met::tells`]. Of an address that is no worker's nothing is known, and whoever is there is told.
+async fn tells<'a>(met: Option<&Met<'a>>) -> Option<Told<'a>> {
+    match met {
+        Some(met) => met.tells().await,
+        None => None,
+    }
+}
+
 /// Where a worker has named its Unix socket in a handshake, that goes on there: nobody else's socket will do.
 async fn dial_unix(
     shared: &Arc<Shared>,
     name: &[u8],
     sent: Option<&Client>,
-    addressed: Option<WorkerId>,
+    met: Option<&Met<'_>>,
     peer: &str,
 ) -> Result<(LinkId, EndpointId)> {
+    let addressed = met.map(Met::worker);
     let open = async || {
         let stream = abstract_socket::connect(name).await.map_err(|error| {
             Error::io(
@@ -439,6 +447,7 @@ async fn dial_unix(
         },
         None => None,
     };
+    let mut _told = None;
     let verdict = match went_on {
         Some(verdict) => verdict,
         None => {
@@ -448,6 +457,9 @@ async fn dial_unix(
                 return Err(Error::new(ErrorKind::Unreachable, text));
             }
             only(addressed, &client.server(), peer)?;
+            if sent.is_none() {
+                _told = tells(met).await;
+            }
             introduce(shared, &mut channel, &mut client, true, trial.as_ref()).await?
         }
     };

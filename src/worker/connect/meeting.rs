@@ -36,12 +36,10 @@ impl<'a> Met<'a> {
     pub(super) fn accepts(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
         let mut meetings = shared.wireup.meetings.lock();
         let meeting = meetings.entry(worker).or_default();
-        if meeting.dialling > 0 {
-            if shared.id < worker {
-                return None;
-            }
-            meeting.crossed = true;
+        if meeting.told > 0 {
+            return None;
         }
+        meeting.crossed |= meeting.dialling > 0 && shared.id > worker;
         meeting.accepting += 1;
         Some(Self {
             shared,
@@ -50,11 +48,75 @@ impl<'a> Met<'a> {
         })
     }
 
+    pub(super) fn worker(&self) -> WorkerId {
+        self.worker
+    }
+
+    /// Takes a connection that the peer makes while this side dials, whenever it stands.
+    pub(super) async fn found(&self) -> (LinkId, EndpointId) {
+        let mut waits = Waits::new(self.shared);
+        poll_fn(|cx| {
+            waits.leave(cx.waker());
+            claim(self.shared, self.worker).map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Before a dial that has an answer tells the peer who this is. From there on the peer's own connections are turned away, as long as what this gives is
+    /// there; so it waits while one is being accepted, which is [found](Self::found) if it stands. The peer may be unreachable from here: before that it is
+    /// not turned away. `None`: this side's connections give way to the peer's.
+    pub(super) async fn tells(&self) -> Option<Told<'a>> {
+        let (shared, worker) = (self.shared, self.worker);
+        if shared.id > worker {
+            return None;
+        }
+        let mut waits = Waits::new(shared);
+        let told = poll_fn(|cx| {
+            waits.leave(cx.waker());
+            let Some(told) = Told::new(shared, worker) else {
+                return Poll::Pending;
+            };
+            if is_there(shared, worker) {
+                // It came about between two looks, and is taken at the next.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(told)
+        });
+        Some(told.await)
+    }
+
     pub(super) fn has_crossed(&self) -> bool {
         let meetings = self.shared.wireup.meetings.lock();
         meetings
             .get(&self.worker)
             .is_some_and(|meeting| meeting.crossed)
+    }
+}
+
+/// See [`Met::tells`].
+pub(super) struct Told<'a> {
+    shared: &'a Shared,
+    worker: WorkerId,
+}
+
+impl<'a> Told<'a> {
+    /// `None`: a connection of the peer's is being accepted.
+    fn new(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
+        let mut meetings = shared.wireup.meetings.lock();
+        let meeting = meetings.entry(worker).or_default();
+        (meeting.accepting == 0).then(|| {
+            meeting.told += 1;
+            Self { shared, worker }
+        })
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if let Some(meeting) = self.shared.wireup.meetings.lock().get_mut(&self.worker) {
+            meeting.told -= 1;
+        }
     }
 }
 
@@ -148,6 +210,11 @@ pub(super) fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, Endpoi
     })
 }
 
+/// Whether there is one to take.
+fn is_there(shared: &Shared, worker: WorkerId) -> bool {
+    shared.with(|engine| unclaimed(engine.ctx(), worker).is_some())
+}
+
 fn unclaimed(ctx: &mut Ctx, worker: WorkerId) -> Option<usize> {
     ctx.unclaimed.iter().position(|link| {
         let peer = at(&mut ctx.peers, *link);
@@ -158,6 +225,7 @@ fn unclaimed(ctx: &mut Ctx, worker: WorkerId) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use std::{
+        net::TcpListener,
         pin::{Pin, pin},
         sync::Arc,
         task::Context as TaskContext,
@@ -168,7 +236,8 @@ mod tests {
     use super::*;
     use crate::{
         Context,
-        context::ContextBuilder,
+        protocol::WorkerAddress,
+        sys::identity::identity,
         util::testing::run,
         worker::{
             Handle,
@@ -177,10 +246,11 @@ mod tests {
     };
 
     /// Two workers, of which the first gives way where both dial.
-    fn two() -> [Arc<Handle>; 2] {
+    fn two(transport: &str) -> [Arc<Handle>; 2] {
+        let limit = std::time::Duration::from_secs(20);
         let context = Context::builder()
-            .transports("shm")
-            .and_then(ContextBuilder::build);
+            .transports(transport)
+            .and_then(|builder| builder.connect_timeout(limit).build());
         let context = context.expect("a context");
         let mut two = [(); 2].map(|()| Handle::start(&context).expect("a worker"));
         two.sort_by_key(|worker| std::cmp::Reverse(worker.shared.id));
@@ -200,7 +270,7 @@ mod tests {
     #[test]
     fn a_dial_that_is_dropped_between_two_connections() {
         run(async {
-            let [here, there] = two();
+            let [here, there] = two("shm");
             let to = address(&there.shared).expect("an address");
             let mut dial = Box::pin(connect(&here.shared, Destination::Worker(to)));
             assert!(poll_immediate(&mut dial).await.is_none());
@@ -221,11 +291,81 @@ mod tests {
         });
     }
 
+    /// Where a worker seems to be, and nobody answers.
+    fn silent(worker: &Handle) -> (TcpListener, WorkerAddress) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let sockets = vec![listener.local_addr().expect("an address")];
+        let tcp = vec!["tcp".to_owned()];
+        let (id, identity) = (worker.shared.id, identity().clone());
+        let address = WorkerAddress::new(id, identity, None, sockets, tcp, false);
+        (listener, address.expect("an address"))
+    }
+
+    /// Until both hold one connection and have no other.
+    async fn until_one(two: &[Arc<Handle>; 2]) {
+        while two.iter().any(|worker| connections(worker) != (1, 1)) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Both dial, and one does not reach the other.
+    #[test]
+    fn the_connection_that_comes_about_is_taken() {
+        run(async {
+            for reached in [0, 1] {
+                let two = two("tcp");
+                let (_listener, nowhere) = silent(&two[1 - reached]);
+                let mut to = [(); 2].map(|()| nowhere.clone());
+                to[1 - reached] = address(&two[reached].shared).expect("an address");
+                let [first, second] = to.map(Destination::Worker);
+                let (first, second) = tokio::join!(
+                    connect(&two[0].shared, first),
+                    connect(&two[1].shared, second)
+                );
+                first.expect("connected");
+                second.expect("connected");
+                until_one(&two).await;
+            }
+        });
+    }
+
+    /// Whoever is sooner, the two have the same one.
+    #[test]
+    fn both_dial_and_have_one_connection() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let rounds = async {
+            for round in 0..60 {
+                let two = two(if round % 2 == 0 { "shm" } else { "tcp" });
+                let to = [1, 0].map(|other| address(&two[other].shared).expect("an address"));
+                let dials = [0, 1].map(|own: usize| {
+                    let (here, to) = (two[own].clone(), to[own].clone());
+                    tokio::spawn(async move {
+                        for _ in 0..(round + own * 7) % 11 {
+                            tokio::task::yield_now().await;
+                        }
+                        connect(&here.shared, Destination::Worker(to)).await
+                    })
+                });
+                for dial in dials {
+                    dial.await.expect("no panic").expect("connected");
+                }
+                until_one(&two).await;
+            }
+        };
+        let limit = std::time::Duration::from_secs(120);
+        let rounds = async { tokio::time::timeout(limit, rounds).await };
+        runtime.block_on(rounds).expect("it hangs");
+    }
+
     /// Who waits for a peer's connection has one place, however often it is polled, and leaves none.
     #[test]
     fn who_waits_for_an_arrival_has_one_place() {
         run(async {
-            let [here, there] = two();
+            let [here, there] = two("shm");
             let (here, worker) = (&here.shared, there.shared.id);
             let met = Met::accepts(here, worker).expect("nobody dials");
             let places = || here.with(|engine| engine.ctx().arrivals.len());

@@ -72,12 +72,14 @@ pub(crate) fn new_key() -> Result<PrivateKey> {
     random().map(PrivateKey::new)
 }
 
-/// Connections by address that are being made between this worker and another. When both dial, the connection that the worker with the
-/// lower id dials is the one for both.
+/// Connections by address that are being made between this worker and another. When both dial and reach each other, the connection that the worker with
+/// the lower id dials is the one for both.
 #[derive(Default)]
 pub(in crate::worker) struct Meeting {
     pub(in crate::worker) dialling: usize,
     pub(in crate::worker) accepting: usize,
+    /// Dials by which the peer is being told who this is, where this side's connection is the one.
+    pub(in crate::worker) told: usize,
     /// This side has dialled, and the peer's connection is the one.
     pub(in crate::worker) crossed: bool,
 }
