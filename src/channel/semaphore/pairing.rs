@@ -10,6 +10,7 @@
 //! that is. So what is left of attempts that were given up is passed by: nobody answers for them, and answers to them are no answers to a later one.
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -59,7 +60,7 @@ impl Paired {
         let deadline = after(communicator.bootstrap().deadline());
         communicator.send(peer, tag, mine).await?;
         loop {
-            let bytes = communicator.receive_until(peer, tag, deadline).await?;
+            let bytes = next(communicator, peer, tag, deadline).await?;
             match last_word(&bytes) {
                 Some((attempt, word)) if attempt == self.theirs => {
                     return Ok(bytes.slice_ref(word));
@@ -104,7 +105,7 @@ pub(crate) async fn meet(
     let deadline = after(communicator.bootstrap().deadline());
     communicator.send(peer, tag, mine.to_bytes()).await?;
     let theirs = loop {
-        let bytes = communicator.receive_until(peer, tag, deadline).await?;
+        let bytes = next(communicator, peer, tag, deadline).await?;
         if last_word(&bytes).is_some() {
             // Of an attempt that was given up after it.
             continue;
@@ -135,6 +136,20 @@ pub(crate) async fn meet(
     })
 }
 
+/// The next that a rank says, until then: also where it never stops to say something else than what is waited for.
+async fn next(
+    communicator: &Communicator,
+    peer: usize,
+    tag: u32,
+    deadline: Instant,
+) -> Result<Bytes> {
+    if Instant::now() >= deadline {
+        let text = format!("rank {peer} gave no answer to this attempt in time");
+        return Err(Error::new(ErrorKind::DeadlineExceeded, text));
+    }
+    communicator.receive_until(peer, tag, deadline).await
+}
+
 fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).during(Operation::Signal)
 }
@@ -151,7 +166,10 @@ pub(super) mod tests {
     };
 
     pub(in crate::channel::semaphore) async fn ranks() -> [Communicator; 2] {
-        let deadline = Duration::from_secs(20);
+        ranks_that_wait(Duration::from_secs(20)).await
+    }
+
+    async fn ranks_that_wait(deadline: Duration) -> [Communicator; 2] {
         let group = MemoryBootstrap::group_with_deadline(2, deadline).expect("a group");
         let ranks = group.into_iter().map(|bootstrap| async {
             let context = Context::builder().transports("self,shm");
@@ -221,5 +239,33 @@ pub(super) mod tests {
             let error = refused.expect_err("not its counter");
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         }
+    }
+
+    /// A rank that makes ever new offers and answers none does not keep the other for longer than its deadline.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+    async fn a_flood_of_offers_ends_at_the_deadline() {
+        let [zero, one] = ranks_that_wait(Duration::from_secs(1)).await;
+        let one = Arc::new(one);
+        let meeting = tokio::spawn(async move { meet(&zero, 1, 5, Vec::new()).await });
+        let first = one.receive(0, 5).await.expect("an offer");
+        let mut offer = Offer::from_bytes(&first).expect("whole");
+        offer.counter.rank = 1;
+        offer.answers = Some([0; 16]);
+        let answered = one.clone();
+        let hears = tokio::spawn(async move { while answered.receive(0, 5).await.is_ok() {} });
+        let floods = tokio::spawn(async move {
+            for number in 0_u128.. {
+                offer.attempt = number.to_le_bytes();
+                if one.send(0, 5, offer.to_bytes()).await.is_err() {
+                    break;
+                }
+            }
+        });
+        let limit = Duration::from_secs(60);
+        let met = tokio::time::timeout(limit, meeting).await.expect("it ends");
+        let error = met.expect("no panic").expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        floods.abort();
+        hears.abort();
     }
 }
