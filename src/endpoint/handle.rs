@@ -20,7 +20,8 @@ use crate::{
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
 
-/// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone.
+/// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone. A peer that does not hang up then is cut off a
+/// minute later.
 #[derive(Clone)]
 #[doc(alias = "ucp_ep_h")]
 pub struct Endpoint {

@@ -667,6 +667,35 @@ fn deadlines_pass_in_virtual_time() {
     }
 }
 
+/// A connection that nobody holds is over in time, though the peer hears of no close.
+#[test]
+fn a_peer_that_answers_no_close_is_cut_off() {
+    let _others = ALONE.read();
+    for kind in KINDS {
+        let mut run = over(kind);
+        let (runtime, worker) = (run.bed.runtime.clone(), run.bed.nodes[0].worker.clone());
+        runtime.block_on(async { tokio::time::pause() });
+        let held = || worker.metrics().held.connections;
+        let before = held();
+        run.play(&[Step::Fault(Fault::Leave, [HERE, 0])]);
+        let mut passes = |time| {
+            run.play(&[Step::Pass(0), Step::Pass(0)]);
+            runtime.block_on(async {
+                // What was begun asks for the time before it passes.
+                tokio::task::yield_now().await;
+                tokio::time::advance(time).await;
+            });
+        };
+        passes(Duration::from_secs(30));
+        assert_eq!(held(), before, "it may answer still");
+        passes(Duration::from_secs(3600));
+        passes(Duration::ZERO);
+        assert_eq!(held(), before - 1);
+        runtime.block_on(async { tokio::time::resume() });
+        end(&mut run);
+    }
+}
+
 /// A peer raises a counter in memory, and its link breaks before it can say that somebody sleeps there.
 #[test]
 fn a_counter_that_was_raised_by_who_is_gone_wakes() {
