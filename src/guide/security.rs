@@ -10,14 +10,15 @@
 //! | way | who can connect | who can read or change what goes over it | what a peer can touch here |
 //! |---|---|---|---|
 //! | `self` | this worker | nobody | its own |
-//! | `shm`, `cma` | a process of the **same user** in the same network namespace; the kernel tells who it is (`SO_PEERCRED`) before a place is taken | the two ends; root, and whoever may trace them | the rings of its own connection; exposed memory whose [`Descriptor`](crate::Descriptor) it has, with the [`Access`](crate::Access) given |
+//! | `shm`, `cma` | a process of the **same user** in the same network namespace; the kernel tells who it is (`SO_PEERCRED`) before a place is taken | the two ends; root, and whoever may trace them | the rings of its own connection; exposed memory whose [`Descriptor`](crate::Descriptor) it has, with the [`Access`](crate::Access) given; what of [`Context::allocate`](crate::Context::allocate) may be written it maps, and so can read too |
 //! | `tcp` | whoever reaches the port, and passes the secret, the certificates and [`admit`](crate::ContextBuilder::admit) | whoever is on the way, unless [`tls`](crate::guide::tls) is set; [`tcp_checksums`](crate::ContextBuilder::tcp_checksums) notice accidents, not attackers | exposed memory whose descriptor it has, checked for each operation |
 //! | `rc_verbs` | as `tcp`, for the set-up goes by it | whoever is on the fabric: **there is no encryption**, and it is refused where TLS is demanded | as `tcp`; the device checks the rkey of a registered region. A long message is read by its receiver. Only where the receiver's own `WHARF_RNDV_SCHEME` is `put_zcopy` does the sender write it, unobserved: so the receiver clears its buffer before it gives the keys, and what a peer did not write arrives as zeros |
 //! | `cuda_ipc`, `rocm_ipc`, `gaudi_ipc` | as `shm` | as `shm` | the exposed device memory that was opened for it |
 //!
 //! The right to a region is the possession of its descriptor, which holds a random key: give it to whom it is meant for, and to nobody else. A
 //! connection that has not shown the key is answered with [`ErrorKind::StaleKey`](crate::ErrorKind::StaleKey), and finds no other key in what it shares with this
-//! process. [`Region::unexpose`](crate::Region::unexpose) ends all access, and gives the bytes back in memory that no peer has mapped.
+//! process. [`Region::unexpose`](crate::Region::unexpose) ends all access, and gives the bytes back in memory that no peer has mapped. It waits for what a peer has under way: over TCP a
+//! peer that stops in the middle of a put's bytes keeps it waiting until its connection ends.
 //!
 //! Long messages from and into buffers of [`Context::allocate`](crate::Context::allocate) are copied once, because the two processes map them. What a peer gets
 //! is these two kinds of buffers, each a segment of its own, and nothing that lies beside them:
@@ -38,7 +39,8 @@
 //!
 //! * **A peer can make such a copy wait.** Its memory may be a file of a file system that it serves itself (FUSE), or have a handler of its own for page
 //!   faults (`userfaultfd`); the copy waits for as long as these do, and holds the worker's lock meanwhile. So all connections of *this worker* stand
-//!   still until whoever serves that memory goes on, or is killed. No byte of theirs is lost, or seen.
+//!   still until whoever serves that memory goes on, or is killed, and so does whoever exposes memory in the context meanwhile, or takes it back. No byte of theirs is
+//!   lost, or seen.
 //! * **A peer is believed what it says to have copied.** Both ends copy a share of a long message, put or get; each counts the chunks that it has moved, and
 //!   the other cannot look. One that counts what it has not moved has a receive or a get end well over bytes that the buffer held before: another
 //!   peer's, perhaps, where the program uses buffers again.

@@ -497,7 +497,7 @@ scenarios! { everywhere, and under TLS on threads:
         assert!(futures::poll!(std::pin::pin!(here.shutdown())).is_pending());
         drop(there);
         let error = here.shutdown().await.expect_err("most of it was thrown away");
-        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{error}");
         let again = here.shutdown().await.expect_err("it stays so");
         assert_eq!(again.kind(), error.kind());
     }
