@@ -43,7 +43,11 @@ pub(in crate::worker) fn believed(channel: &Channel, said: Identity) -> Identity
     let is_near = (&said.boot, said.pid_namespace) == (&own.boot, own.pid_namespace);
     Identity {
         user: known.uid,
-        pid: if is_near { known.pid } else { said.pid },
+        // 0: a process that is not seen from here.
+        pid: match known.pid {
+            pid if is_near && pid != 0 => pid,
+            _ => said.pid,
+        },
         ..said
     }
 }

@@ -168,6 +168,7 @@ impl Core {
         }
         if stream.writing.has_unsent() {
             ctx.queue_stream(stream);
+            self.movers.let_writes(stream);
         }
         Ok(())
     }
