@@ -357,6 +357,38 @@ scenarios! {
         ends.end().await;
     }
 
+    /// A device's buffer that is written while the one before it is lent to the reader has its turn when that was read.
+    async fn a_buffer_behind_one_that_is_lent(way: Way) {
+        const LONG: usize = 1 << 20;
+        let ends = Ends::new(way).await;
+        let (here, there) = tokio::join!(
+            ends.here.endpoint.stream(),
+            ends.there.endpoint.accept_stream(),
+        );
+        let (mut here, mut there) = (here.expect("opened"), there.expect("accepted"));
+        let mut host = ends.here.context.allocate(LONG).await.expect("memory");
+        host.copy_from_slice(pattern(LONG, 1));
+        let host = host.freeze();
+        let device = memory(&ends.here, DEVICE, pattern(LONG, 2)).await.freeze();
+        for _ in 0..3 {
+            // All of it is written, whether or not the future is dropped.
+            assert!(futures::poll!(std::pin::pin!(here.write_buffer(host.clone()))).is_pending());
+            assert!(futures::poll!(std::pin::pin!(here.write_buffer(device.clone()))).is_pending());
+            a_while().await;
+            let read = async {
+                for seed in [1, 2] {
+                    let mut found = vec![0; LONG];
+                    tokio::io::AsyncReadExt::read_exact(&mut there, &mut found).await.expect("read");
+                    equal(&found, pattern(LONG, seed), "what was written");
+                }
+            };
+            let (flushed, ()) = tokio::join!(tokio::io::AsyncWriteExt::flush(&mut here), read);
+            flushed.expect("flushed");
+        }
+        drop((here, there, host, device));
+        ends.end().await;
+    }
+
     /// A peer that has stopped reading keeps others waiting no longer than for a fragment.
     async fn a_peer_that_does_not_receive_stops_nobody(way: Way) {
         let ends = Ends::new(way).await;

@@ -514,6 +514,10 @@ impl Movers {
         for piece in &stream.writing.pieces {
             let left = match piece {
                 Piece::Staged { op, .. } => self.let_write(*op, room),
+                // It takes no window, and what is behind it waits until it has been read.
+                Piece::Owned {
+                    loan: Loan::Out(_), ..
+                } => None,
                 Piece::Gathered { bytes, done } => room.checked_sub(bytes.len() - done),
                 Piece::Owned { buffer, done, .. } => room.checked_sub(buffer.len() - done),
             };
