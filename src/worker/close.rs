@@ -11,7 +11,8 @@
 //! that nothing is left under way in either direction. Between the two a peer's puts and gets are still served, and its short messages
 //! delivered; messages that it has announced and that nobody has matched end at their sender.
 //!
-//! A peer may do neither: who holds the connection aborts it then, and one that nobody holds is cut in a minute.
+//! A peer may do neither: who holds the connection aborts it then, and one that nobody holds is cut a minute after its `CLOSE 0`, or in an hour where the
+//! peer is served for as long. What waits to leave before that is not given up: a peer that does not read keeps it.
 
 use std::task::{Context as TaskContext, Poll};
 
@@ -58,6 +59,9 @@ impl Shared {
     }
 }
 
+/// Passes for what came while this side did not look.
+const BACKLOG: usize = 1000;
+
 impl Engine {
     /// Begins to close an endpoint: `CLOSE` goes out once its operations have ended.
     pub(crate) fn begin_close(
@@ -74,19 +78,43 @@ impl Engine {
         }
     }
 
-    /// A peer that was to end a connection has had its time.
-    pub(in crate::worker) fn overstays(&mut self, link: LinkId, id: EndpointId) {
+    /// A peer that was to end a connection has had its time. `false`: it is served still, and has it once more unless that was the last.
+    pub(in crate::worker) fn overstays(
+        &mut self,
+        link: LinkId,
+        id: EndpointId,
+        last: bool,
+    ) -> bool {
+        // This side may have computed as long: what has come by now counts.
+        for _ in 0..BACKLOG {
+            if self.progress() == 0 {
+                break;
+            }
+        }
+        let is_served = |work: &Work| {
+            matches!(
+                work,
+                Work::PutIn(_) | Work::Serve(_) | Work::Fill(_) | Work::Lent(_) | Work::Help { .. }
+            )
+        };
+        let mut operations = self.core.movers.ctx.operations.of_link(link);
+        let is_served = operations.any(|(_, entry)| is_served(&entry.work));
+        drop(operations);
+        if is_served && !last {
+            return false;
+        }
         let Some(peer) = self.core.movers.ctx.endpoint(link, id) else {
-            return;
+            return true;
         };
         if peer.handles > 0 {
-            // Somebody who answers a message of it has it again, until the next drop.
+            // Somebody has it again, until the next drop.
             peer.odd.get_or_insert_default().seen_off = false;
-        } else {
+        } else if peer.is_alive() {
             tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, "a peer did not hang up: the connection is cut");
             let text = "the peer did not hang up after the connection was closed";
             self.fail(link, Error::new(ErrorKind::DeadlineExceeded, text));
         }
+        true
     }
 
     /// Ends a connection at once.
@@ -308,9 +336,10 @@ mod tests {
 
     use crate::{
         error::{Error, ErrorKind},
+        memory::BufferMut,
         protocol::{control, goodbye::Leaves},
         transport::Sink,
-        types::Priority,
+        types::{Access, Priority},
         util::testing::run,
         worker::{
             Handle,
@@ -361,15 +390,20 @@ mod tests {
         }
     }
 
+    /// Two workers in virtual time, of which the one has let go of the connection and the other stands still.
+    async fn released() -> Pair {
+        let pair = Pair::new().await;
+        stand_still(&pair.there);
+        tokio::time::pause();
+        pair.here.shared.release_endpoint(pair.link, pair.endpoint);
+        pair
+    }
+
     /// A connection that nobody holds ends, whatever its peer does.
     #[test]
     fn a_peer_that_does_not_answer_a_close_is_cut_off() {
         run(async {
-            let pair = Pair::new().await;
-            stand_still(&pair.there);
-            tokio::time::pause();
-            let shared = &pair.here.shared;
-            shared.release_endpoint(pair.link, pair.endpoint);
+            let pair = released().await;
             until_over(&pair).await;
         });
     }
@@ -413,15 +447,33 @@ mod tests {
         run(does_not_hang_up(false));
     }
 
-    /// Who has it again meanwhile, to answer a message, keeps it.
+    /// A peer that puts or gets at length is served for longer than that, though not for ever.
+    #[test]
+    fn a_peer_that_is_served_has_longer() {
+        run(async {
+            let pair = released().await;
+            let shared = &pair.here.shared;
+            let regions = shared.with(|engine| engine.ctx().regions.clone());
+            let region = regions.expose(BufferMut::from(vec![0; 8]), Access::WRITE);
+            let _exposed = region.expect("exposed").exposed().clone();
+            shared.with(|engine| {
+                let help = Work::Help { _exposed };
+                let served = engine.ctx().operations.insert(Some(pair.link), true, help);
+                let mut overstays = |last| engine.overstays(pair.link, pair.endpoint, last);
+                assert!(!overstays(false), "it is served");
+                drop(engine.ctx().operations.take_work(served));
+                assert!(engine.overstays(pair.link, pair.endpoint, false));
+            });
+            assert_eq!(shared.metrics().held.connections, 0);
+        });
+    }
+
+    /// Who has it again meanwhile keeps it.
     #[test]
     fn who_holds_a_connection_that_closes_keeps_it() {
         run(async {
-            let pair = Pair::new().await;
-            stand_still(&pair.there);
-            tokio::time::pause();
+            let pair = released().await;
             let shared = &pair.here.shared;
-            shared.release_endpoint(pair.link, pair.endpoint);
             shared.with(|engine| engine.ctx().peer(pair.link).expect("there").handles = 1);
             tokio::time::sleep(Duration::from_secs(90)).await;
             assert_eq!(shared.metrics().held.connections, 1);

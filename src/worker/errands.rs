@@ -27,6 +27,8 @@ use crate::{
 
 /// What a peer has to end a connection that closes. A program that computes may leave its worker alone for long, and what it was sent is not to be lost.
 const FAREWELL: Duration = Duration::from_secs(60);
+/// So many times, where it puts or gets at length.
+const FAREWELLS: u32 = 60;
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);
@@ -157,22 +159,26 @@ impl Errands for OffLock {
         self.begin(move |shared, worker| {
             spawn(&shared.runtime, async move {
                 let mut ticket = None;
-                let over = poll_fn(|cx| {
-                    let polled = worker.upgrade().map(|shared| {
-                        shared.with(|engine| match engine.ctx().endpoint(link, id) {
-                            Some(peer) if peer.is_alive() => {
-                                peer.ending.leave(&mut ticket, cx.waker());
-                                Poll::Pending
-                            }
-                            _ => Poll::Ready(()),
-                        })
+                for last in (0..FAREWELLS).rev() {
+                    let over = poll_fn(|cx| {
+                        let polled = worker.upgrade().map(|shared| {
+                            shared.with(|engine| match engine.ctx().endpoint(link, id) {
+                                Some(peer) if peer.is_alive() => {
+                                    peer.ending.leave(&mut ticket, cx.waker());
+                                    Poll::Pending
+                                }
+                                _ => Poll::Ready(()),
+                            })
+                        });
+                        polled.unwrap_or(Poll::Ready(()))
                     });
-                    polled.unwrap_or(Poll::Ready(()))
-                });
-                if timeout(FAREWELL, over).await.is_err()
-                    && let Some(shared) = worker.upgrade()
-                {
-                    shared.with(|engine| engine.overstays(link, id));
+                    let is_over = timeout(FAREWELL, over).await.is_ok();
+                    let cut = |shared: Arc<Shared>| {
+                        shared.with(|engine| engine.overstays(link, id, last == 0))
+                    };
+                    if is_over || worker.upgrade().is_none_or(cut) {
+                        return;
+                    }
                 }
             });
         })
