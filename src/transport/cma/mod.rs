@@ -13,13 +13,12 @@
 //! ended and all other ids were used: the link watches the process by its socket and pidfd, and goes with it.
 #![allow(unsafe_code)]
 
-use std::{
-    io,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    thread,
-};
+use std::{io, thread, time::Duration};
 
-use tokio::sync::oneshot;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, oneshot},
+    time::timeout,
+};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -106,27 +105,17 @@ fn printable(reason: &str) -> String {
     reason.take(MAX_REASON).collect()
 }
 
-/// One of the looks at memory of peers that are under way in this process. Those that peers make wait are not to become ever more threads.
-struct Looking(&'static AtomicUsize);
+/// Looks at memory of peers that may be under way in this process. Those that peers make wait are not to become ever more threads.
+static LOOKS: Semaphore = Semaphore::const_new(64);
 
-static LOOKS: AtomicUsize = AtomicUsize::new(0);
+/// A look takes microseconds, so a place is soon free, unless peers hold all of them.
+const SOON: Duration = Duration::from_millis(500);
 
-impl Looking {
-    const MOST: usize = 64;
-
-    fn begin(looks: &'static AtomicUsize) -> std::result::Result<Self, String> {
-        let looking = Self(looks);
-        match looks.fetch_add(1, Relaxed) < Self::MOST {
-            true => Ok(looking),
-            false => Err("too many peers make this process wait in their memory".to_owned()),
-        }
-    }
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
+/// A place among the looks.
+async fn place(looks: &Semaphore) -> std::result::Result<SemaphorePermit<'_>, String> {
+    let all = || "too many peers make this process wait in their memory".to_owned();
+    let place = timeout(SOON, looks.acquire()).await;
+    place.map_err(|_| all())?.map_err(|_| all())
 }
 
 /// A process whose memory can be read and written.
@@ -148,7 +137,7 @@ impl CmaPeer {
     ) -> std::result::Result<Self, String> {
         let peer = Self::at_other_end_of(channel)?;
         let (tell, told) = oneshot::channel();
-        let (looking, landmark) = (Looking::begin(&LOOKS)?, *landmark);
+        let (looking, landmark) = (place(&LOOKS).await?, *landmark);
         let look = move || {
             let reached = peer.holds(&landmark);
             drop(looking);
@@ -463,16 +452,16 @@ mod tests {
         assert!(reason.contains("something else"), "{reason}");
     }
 
-    #[test]
-    fn looks_that_wait_are_bounded() {
-        static LOOKS: AtomicUsize = AtomicUsize::new(0);
-        let looks: Vec<_> = (0..Looking::MOST).map(|_| Looking::begin(&LOOKS)).collect();
-        assert!(looks.iter().all(std::result::Result::is_ok));
-        assert!(Looking::begin(&LOOKS).is_err());
-        assert!(Looking::begin(&LOOKS).is_err());
-        drop(looks);
-        assert!(Looking::begin(&LOOKS).is_ok());
-        assert_eq!(LOOKS.load(Relaxed), 0);
+    #[tokio::test(start_paused = true)]
+    async fn looks_that_wait_are_bounded() {
+        let looks = Semaphore::new(2);
+        let first = place(&looks).await.expect("a place");
+        let second = place(&looks).await.expect("a place");
+        place(&looks).await.expect_err("both are taken");
+        // Whoever waits for one has it.
+        let (third, ()) = tokio::join!(place(&looks), async { drop(first) });
+        drop(third.expect("a place"));
+        drop(second);
     }
 
     #[tokio::test]

@@ -73,6 +73,8 @@ pub(crate) struct OpenDevice {
     ports: Mutex<Arc<[Port]>>,
     /// It has told of one since.
     changed: AtomicBool,
+    /// Who looks at them anew does so alone.
+    looking: Mutex<()>,
     lost: AtomicBool,
     /// How often queues were told to have failed.
     failed_queues: AtomicU64,
@@ -134,6 +136,7 @@ impl OpenDevice {
             id: device.guid(),
             ports: Mutex::new(ports.into()),
             changed: AtomicBool::new(false),
+            looking: Mutex::new(()),
             context,
             lost: AtomicBool::new(false),
             failed_queues: AtomicU64::new(0),
@@ -177,6 +180,7 @@ impl OpenDevice {
 
     /// Looks at its ports anew where it has told of one: addresses change, and a port may have come up. May take milliseconds.
     pub(super) fn look_again(&self, options: &RcOptions) {
+        let _alone = self.looking.lock();
         if !self.changed.swap(false, AcqRel) {
             return;
         }

@@ -165,11 +165,11 @@ impl<'a> Waits<'a> {
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            // A waker is the program's, and is dropped without the lock.
-            drop(
-                self.shared
-                    .with(|engine| engine.ctx().arrivals.forget(ticket)),
-            );
+            // A waker is the program's, and is dropped without the lock; in a fork's child the lock is as it was.
+            let forgotten = self
+                .shared
+                .ask(|engine| engine.ctx().arrivals.forget(ticket));
+            drop(forgotten);
         }
     }
 }
