@@ -569,7 +569,6 @@ impl Endpoint {
     }
 }
 
-/// Waits for a stream that is opened or accepted.
 /// Who waits for a stream, to be opened or accepted.
 #[derive(Debug)]
 struct Waits<'a> {
@@ -628,6 +627,7 @@ impl Drop for AcceptedStreams {
     }
 }
 
+/// Waits for a stream that is opened or accepted.
 fn poll_stream(
     endpoint: &Endpoint,
     cx: &mut Context<'_>,

@@ -74,14 +74,18 @@ fn run() {
 fn look(all: &mut Vec<Kept>) {
     let mut index = 0;
     while let Some(kept) = all.get_mut(index) {
-        let is_over = catch_unwind(AssertUnwindSafe(kept));
-        if matches!(is_over, Ok(false)) {
-            index += 1;
-            continue;
-        }
-        let kept = all.swap_remove(index);
-        let dropped = catch_unwind(AssertUnwindSafe(|| drop(kept)));
-        if is_over.and(dropped).is_err() {
+        let looked = match catch_unwind(AssertUnwindSafe(kept)) {
+            Ok(true) => {
+                let kept = all.swap_remove(index);
+                catch_unwind(AssertUnwindSafe(|| drop(kept)))
+            }
+            // One that is several may have dropped the first of them.
+            not_over => {
+                index += 1;
+                not_over.map(drop)
+            }
+        };
+        if looked.is_err() {
             tracing::error!(target: "wharf::memory", "the drop of memory that a peer was inside has panicked");
         }
     }

@@ -297,7 +297,7 @@ impl MemoryTypes {
             return Ok(attributes);
         }
         if let Some(known) = self.known_of_device(range)
-            && self.is_current(range, &known)
+            && (self.is_current(range, &known) || self.is_said(range, &known)?)
         {
             // Nobody detects it, and what was said of it holds.
             return Ok(known);
@@ -507,6 +507,7 @@ mod tests {
             types.announced(&said);
             for _ in 0..2 {
                 assert_eq!(types.find_current(part).expect("said"), said);
+                assert_eq!(types.find_anew(part).expect("said"), said);
             }
             types.freed(place);
             let host = types.find_current(part).expect("the host's");
