@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone. A peer that does not hang up then is cut off a
-/// minute later.
+/// minute later, or when its puts and gets here are over, within an hour.
 #[derive(Clone)]
 #[doc(alias = "ucp_ep_h")]
 pub struct Endpoint {
