@@ -20,8 +20,8 @@ use crate::{
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
 
-/// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone. A peer that does not hang up then is cut off a
-/// minute later, or when its puts and gets here are over, within an hour.
+/// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone. A peer that does not take it is cut off after an
+/// hour, unless an operation is still held here; one that does not hang up then, a minute later, or when its puts and gets here are over, within an hour.
 #[derive(Clone)]
 #[doc(alias = "ucp_ep_h")]
 pub struct Endpoint {

@@ -11,8 +11,8 @@
 //! that nothing is left under way in either direction. Between the two a peer's puts and gets are still served, and its short messages
 //! delivered; messages that it has announced and that nobody has matched end at their sender.
 //!
-//! A peer may do neither: who holds the connection aborts it then, and one that nobody holds is cut a minute after its `CLOSE 0`, or in an hour where the
-//! peer is served for as long. What waits to leave before that is not given up: a peer that does not read keeps it.
+//! A peer may do neither: who holds the connection aborts it then, and one that nobody holds is cut a minute after its `CLOSE 0`. Where the peer is served
+//! meanwhile, or does not take what is to go before `CLOSE 0`, it has an hour for that; what the program still waits for is not given up.
 
 use std::task::{Context as TaskContext, Poll};
 
@@ -28,7 +28,7 @@ use crate::{
         ctx::Ctx,
         engine::Engine,
         operations::{RecvStage, Work},
-        peer::{Status, at},
+        peer::{Farewell, Status, at},
         shared::Shared,
         violation::violation,
     },
@@ -59,6 +59,10 @@ impl Shared {
     }
 }
 
+/// What a peer has to end a connection, where it puts or gets at length or takes what is to go first. A program that computes may leave its worker alone
+/// for long, and what it was sent is not to be lost.
+const MINUTES: u8 = 60;
+
 /// Passes for what came while this side did not look.
 const BACKLOG: usize = 1000;
 
@@ -78,12 +82,13 @@ impl Engine {
         }
     }
 
-    /// A peer that was to end a connection has had its time. `false`: it is served still, and has it once more unless that was the last.
+    /// Whether a peer that was to end a connection, and has had a minute more for it, has no other: the connection is cut then.
+    /// `said`: by then, `CLOSE` had gone.
     pub(in crate::worker) fn overstays(
         &mut self,
         link: LinkId,
         id: EndpointId,
-        last: bool,
+        said: bool,
     ) -> bool {
         // This side may have computed as long: what has come by now counts.
         for _ in 0..BACKLOG {
@@ -91,29 +96,44 @@ impl Engine {
                 break;
             }
         }
-        let is_served = |work: &Work| {
-            matches!(
-                work,
+        let (mut is_served, mut is_awaited) = (false, false);
+        for (_, entry) in self.core.movers.ctx.operations.of_link(link) {
+            is_awaited |= !entry.detached && entry.is_under_way();
+            is_served |= matches!(
+                *entry.work,
                 Work::PutIn(_) | Work::Serve(_) | Work::Fill(_) | Work::Lent(_) | Work::Help { .. }
-            )
-        };
-        let mut operations = self.core.movers.ctx.operations.of_link(link);
-        let is_served = operations.any(|(_, entry)| is_served(&entry.work));
-        drop(operations);
-        if is_served && !last {
-            return false;
+            );
         }
         let Some(peer) = self.core.movers.ctx.endpoint(link, id) else {
             return true;
         };
+        let odd = peer.odd.get_or_insert_default();
         if peer.handles > 0 {
             // Somebody has it again, until the next drop.
-            peer.odd.get_or_insert_default().seen_off = false;
-        } else if peer.is_alive() {
-            tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, "a peer did not hang up: the connection is cut");
-            let text = "the peer did not hang up after the connection was closed";
-            self.fail(link, Error::new(ErrorKind::DeadlineExceeded, text));
+            odd.seen_off = None;
+            return true;
         }
+        let is_closing = matches!(peer.status, Status::Closing { .. });
+        let Some(farewell) = odd
+            .seen_off
+            .as_mut()
+            .filter(|farewell| is_closing && farewell.said == said)
+        else {
+            return true;
+        };
+        if !said && is_awaited {
+            return false;
+        }
+        farewell.minutes += 1;
+        if (is_served || !said) && farewell.minutes < MINUTES {
+            return false;
+        }
+        let text = match said {
+            true => "the peer did not hang up after the connection was closed",
+            false => "the peer did not take what was sent before the connection was closed",
+        };
+        tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, "{text}: the connection is cut");
+        self.fail(link, Error::new(ErrorKind::DeadlineExceeded, text));
         true
     }
 
@@ -225,6 +245,7 @@ impl Core {
         }
         self.close_writes(link);
         self.close_step(link);
+        self.see_off(link);
     }
 
     /// A closing endpoint says so once nothing is left to send.
@@ -285,17 +306,26 @@ impl Core {
         self.see_off(link);
     }
 
-    /// A connection on which this side has said its last is left to the peer. Where nobody holds it, nobody could abort it either.
+    /// A connection that closes is left to the peer. Where nobody holds it, nobody could abort it either.
     pub(crate) fn see_off(&mut self, link: LinkId) {
         let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
             return;
         };
-        if peer.handles > 0 || !matches!(peer.status, Status::Closing { sent: true }) {
+        let Status::Closing { sent: said } = peer.status else {
+            return;
+        };
+        if peer.handles > 0 {
             return;
         }
-        let id = peer.id;
-        if !std::mem::replace(&mut peer.odd.get_or_insert_default().seen_off, true) {
-            self.movers.errand(|errands| errands.see_off(link, id));
+        let seen_off = &mut peer.odd.get_or_insert_default().seen_off;
+        if seen_off
+            .as_ref()
+            .is_none_or(|farewell| farewell.said != said)
+        {
+            *seen_off = Some(Farewell { minutes: 0, said });
+            let id = peer.id;
+            self.movers
+                .errand(|errands| errands.see_off(link, id, said));
         }
     }
 
@@ -343,6 +373,7 @@ mod tests {
         util::testing::run,
         worker::{
             Handle,
+            engine::Engine,
             fence::tests::{post_receives, put, target},
             inbox::tests::{LINK, core},
             operations::Work,
@@ -459,10 +490,44 @@ mod tests {
             shared.with(|engine| {
                 let help = Work::Help { _exposed };
                 let served = engine.ctx().operations.insert(Some(pair.link), true, help);
-                let mut overstays = |last| engine.overstays(pair.link, pair.endpoint, last);
-                assert!(!overstays(false), "it is served");
+                let mut overstays = || engine.overstays(pair.link, pair.endpoint, true);
+                assert!(!overstays(), "it is served");
                 drop(engine.ctx().operations.take_work(served));
-                assert!(engine.overstays(pair.link, pair.endpoint, false));
+                assert!(engine.overstays(pair.link, pair.endpoint, true));
+            });
+            assert_eq!(shared.metrics().held.connections, 0);
+        });
+    }
+
+    /// A peer that does not take what is to go before the close has an hour, unless the program itself waits for that.
+    #[test]
+    fn a_peer_that_takes_nothing_is_cut_off() {
+        run(async {
+            let pair = Pair::new().await;
+            let shared = &pair.here.shared;
+            tokio::time::pause();
+            let begin = |engine: &mut Engine, detached| {
+                let operations = &mut engine.ctx().operations;
+                operations.insert(Some(pair.link), detached, Work::Put(put(8)))
+            };
+            let awaited = shared.with(|engine| {
+                begin(engine, true);
+                begin(engine, false)
+            });
+            shared.release_endpoint(pair.link, pair.endpoint);
+            shared.with(|engine| {
+                let peer = engine.ctx().peer(pair.link).expect("there");
+                assert!(matches!(peer.status, Status::Closing { sent: false }));
+                let mut overstays = || engine.overstays(pair.link, pair.endpoint, false);
+                assert!(!(0..200).any(|_| overstays()), "the program waits");
+                engine
+                    .ctx()
+                    .operations
+                    .get(awaited)
+                    .expect("there")
+                    .detached = true;
+                let mut overstays = || engine.overstays(pair.link, pair.endpoint, false);
+                assert_eq!((1..200).find(|_| overstays()), Some(60), "minutes");
             });
             assert_eq!(shared.metrics().held.connections, 0);
         });
@@ -480,7 +545,7 @@ mod tests {
             shared.release_endpoint(pair.link, pair.endpoint);
             assert!(shared.with(|engine| {
                 let peer = engine.ctx().peer(pair.link).expect("there");
-                peer.odd.as_ref().is_some_and(|odd| odd.seen_off)
+                peer.odd.as_ref().is_some_and(|odd| odd.seen_off.is_some())
             }));
         });
     }

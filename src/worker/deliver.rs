@@ -929,6 +929,7 @@ impl Core {
             control::CLOSE => {
                 movers.ctx.close_received(from, header, body)?;
                 self.close_writes(from);
+                self.see_off(from);
             }
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;

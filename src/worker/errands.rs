@@ -25,10 +25,8 @@ use crate::{
     },
 };
 
-/// What a peer has to end a connection that closes. A program that computes may leave its worker alone for long, and what it was sent is not to be lost.
-const FAREWELL: Duration = Duration::from_secs(60);
-/// So many times, where it puts or gets at length.
-const FAREWELLS: u32 = 60;
+/// How often a connection is looked after that closes and that nobody holds.
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);
@@ -155,11 +153,11 @@ impl Errands for OffLock {
         }))
     }
 
-    fn see_off(&self, link: LinkId, id: EndpointId) -> Box<dyn Send> {
+    fn see_off(&self, link: LinkId, id: EndpointId, said: bool) -> Box<dyn Send> {
         self.begin(move |shared, worker| {
             spawn(&shared.runtime, async move {
                 let mut ticket = None;
-                for last in (0..FAREWELLS).rev() {
+                loop {
                     let over = poll_fn(|cx| {
                         let polled = worker.upgrade().map(|shared| {
                             shared.with(|engine| match engine.ctx().endpoint(link, id) {
@@ -172,9 +170,9 @@ impl Errands for OffLock {
                         });
                         polled.unwrap_or(Poll::Ready(()))
                     });
-                    let is_over = timeout(FAREWELL, over).await.is_ok();
+                    let is_over = timeout(MINUTE, over).await.is_ok();
                     let cut = |shared: Arc<Shared>| {
-                        shared.with(|engine| engine.overstays(link, id, last == 0))
+                        shared.with(|engine| engine.overstays(link, id, said))
                     };
                     if is_over || worker.upgrade().is_none_or(cut) {
                         return;

@@ -267,7 +267,15 @@ pub(crate) struct Odd {
     pub(crate) goodbye: Vec<u8>,
     pub(crate) heard: Vec<u8>,
     /// It is looked after until it is over: see [`Core::see_off`](crate::worker::core::Core::see_off).
-    pub(in crate::worker) seen_off: bool,
+    pub(in crate::worker) seen_off: Option<Farewell>,
+}
+
+/// A connection that closes and that nobody holds.
+pub(in crate::worker) struct Farewell {
+    /// It was looked after so often, a minute apart.
+    pub(in crate::worker) minutes: u8,
+    /// Since `CLOSE` went; before that, since nobody has held it.
+    pub(in crate::worker) said: bool,
 }
 
 pub(crate) struct Peer {

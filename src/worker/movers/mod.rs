@@ -114,7 +114,7 @@ pub(crate) trait Errands: Send + Sync {
     /// Clears the memory of a receive, bit by bit, and waits then for it to be registered. [`Movers::registered`] is told.
     fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send>;
     /// Ends a connection that closes and that nobody holds, should the peer not do so in time.
-    fn see_off(&self, link: LinkId, id: EndpointId) -> Box<dyn Send>;
+    fn see_off(&self, link: LinkId, id: EndpointId, said: bool) -> Box<dyn Send>;
 }
 
 pub(crate) struct Movers {
