@@ -27,6 +27,13 @@ pub trait MemorySink: Send + Sync {
     /// `range` changed or is about to. Called from inside `munmap`, `free` or a signal handler, in any thread: must not take a lock,
     /// allocate, free, block, log or panic.
     fn invalidate(&self, range: AddressRange, cause: Cause);
+
+    /// Whether something that is kept of `range` is in use now: a monitor that must give up watching some memory takes other first. As
+    /// [`invalidate`](Self::invalidate), must not take a lock, allocate, free, block, log or panic.
+    fn uses(&self, range: AddressRange) -> bool {
+        let _ = range;
+        false
+    }
 }
 
 struct Place {
@@ -51,18 +58,34 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// wharf cache registrations of. Takes no lock and allocates nothing; may be called in a signal handler.
 #[inline]
 pub fn invalidate(range: AddressRange, cause: Cause) {
+    each(|sink| {
+        sink.invalidate(range, cause);
+        false
+    });
+}
+
+/// Whether a subscriber uses something of `range` now.
+pub(super) fn is_in_use(range: AddressRange) -> bool {
+    each(|sink| sink.uses(range))
+}
+
+/// Shows every subscriber, until one says `true`; whether one did.
+#[inline]
+fn each(act: impl Fn(&dyn MemorySink) -> bool) -> bool {
+    let mut found = false;
     for place in &TABLE[..TAKEN.load(SeqCst).min(PLACES)] {
-        if place.sink.load(SeqCst).is_null() {
+        if found || place.sink.load(SeqCst).is_null() {
             continue;
         }
         place.users.fetch_add(1, SeqCst);
         let sink = place.sink.load(SeqCst);
         if !sink.is_null() {
             // SAFETY: counted in `users` before the pointer was read, so it is not freed before the count goes down.
-            unsafe { (*sink).invalidate(range, cause) };
+            found = act(unsafe { &**sink });
         }
         place.users.fetch_sub(1, SeqCst);
     }
+    found
 }
 
 /// Hands every event to `sink` until the subscription is dropped.

@@ -31,6 +31,8 @@ pub enum Cause {
     Freed,
     /// The program or another library said so.
     Notified,
+    /// Nothing: but the monitor has no place any more to watch it, and what changes from now on is not told.
+    Unwatched,
 }
 
 /// Whether what the caches know is up to date.
@@ -50,6 +52,7 @@ words! {
     Discarded = "discarded",
     Freed = "freed",
     Notified = "notified",
+    Unwatched = "unwatched",
 }
 words! { Validity, "validity": Valid = "valid", Pending = "pending" }
 
@@ -107,10 +110,11 @@ pub unsafe trait MemoryMonitor: Send + Sync + fmt::Debug {
     /// What it sees, as its self-test found.
     fn classes(&self) -> EventClasses;
 
-    /// Tells of changes in `range` from now on. Ends of the range may be anywhere; whole pages are watched. Watching twice is watching once.
+    /// Tells of changes in `range` from now on, until it tells that something of it is [`Unwatched`](Cause::Unwatched): it does so of what nobody
+    /// [uses](super::MemorySink::uses), for want of places. Ends of the range may be anywhere; whole pages are watched. Watching twice is watching once.
     ///
     /// # Errors
-    /// `Unsupported`: memory of a kind that it cannot watch. `Exhausted`: too many ranges. Then nothing in the range may be cached.
+    /// `Unsupported`: memory of a kind that it cannot watch. `Exhausted`: too many ranges that are in use. Then nothing in the range may be cached.
     fn watch(&self, range: AddressRange) -> Result<()>;
 
     /// Nobody is interested in `range` any more: no cache of this process, as all share one monitor. Events for it may still come.

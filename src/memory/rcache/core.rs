@@ -87,6 +87,15 @@ impl<H> Core<H> {
         }
     }
 
+    /// Whether a registration of a part of `range` has users, or is under way. No lock, no allocation.
+    pub(super) fn is_in_use(&self, range: AddressRange) -> bool {
+        let mut found = false;
+        self.index.walk(range, |raw| {
+            found |= self.slot(Entry::from_raw(raw)).has_users();
+        });
+        found
+    }
+
     /// Marks a slot and what took its place. False when the way there is out of date.
     fn invalidate_from(&self, entry: Entry, range: AddressRange, met: &mut Met) -> bool {
         let (mut entry, mut within) = (entry, None);
@@ -142,6 +151,24 @@ impl<H> Core<H> {
 #[cfg(all(test, not(wharf_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_users_is_in_use() {
+        let pages = |first: u64, count: u64| {
+            AddressRange::new(first * 4096, count * 4096).expect("a range")
+        };
+        let core = Core::<()>::new(64);
+        let slot = core.slots.make(0);
+        let entry = slot.open(pages(0, 4), Access::READ, 0);
+        core.index
+            .set(pages(0, 4), entry.raw())
+            .expect("in the index");
+        assert!(core.is_in_use(pages(3, 9)), "under way");
+        slot.commit();
+        assert!(core.is_in_use(pages(3, 9)) && !core.is_in_use(pages(4, 9)));
+        assert!(!slot.leave(), "it is kept");
+        assert!(!core.is_in_use(pages(3, 9)));
+    }
 
     /// A slot that is being opened may still become more than it will be: an event that comes then must not count its bytes.
     #[test]

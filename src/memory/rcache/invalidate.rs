@@ -15,6 +15,10 @@ impl<R: Registrar> MemorySink for CacheSink<R> {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         self.0.event(range);
     }
+
+    fn uses(&self, range: AddressRange) -> bool {
+        !forked() && self.0.core.is_in_use(range)
+    }
 }
 
 impl<R: Registrar> Inner<R> {

@@ -202,6 +202,10 @@ impl<H> Slot<H> {
         self.state() & flags != 0
     }
 
+    pub(super) fn has_users(&self) -> bool {
+        self.has(REFS)
+    }
+
     pub(super) fn is_dead(&self) -> bool {
         self.has(DEAD)
     }

@@ -19,6 +19,7 @@ use super::Uffd;
 use crate::{
     error::ErrorKind,
     memory::{AddressRange, Cause, EventClasses, MemoryMonitor, MemorySink, Validity, subscribe},
+    util::lock::Mutex,
 };
 
 const PAGE: usize = 4096;
@@ -88,11 +89,12 @@ fn watchdog() -> impl Drop {
     Dog(done)
 }
 
-/// Counts events of one page.
+/// Counts events of one page, and uses what it is told to.
 #[derive(Default)]
 struct Count {
     page: AtomicU64,
     events: AtomicU64,
+    used: Mutex<Option<AddressRange>>,
 }
 
 impl MemorySink for Count {
@@ -101,6 +103,11 @@ impl MemorySink for Count {
         if range.start() <= page && page < range.end() {
             self.events.fetch_add(1, SeqCst);
         }
+    }
+
+    fn uses(&self, range: AddressRange) -> bool {
+        let used = self.used.lock();
+        used.is_some_and(|used| used.overlaps(range))
     }
 }
 
@@ -218,12 +225,56 @@ fn holes_are_errors(uffd: &Uffd) {
     uffd.unwatch(nothing);
 }
 
+/// What is kept and not used is forgotten for what comes, in turn: nobody takes it for what is watched, and what is in use stays.
+#[test]
+fn at_the_limit_room_is_made_of_what_nobody_uses() {
+    let Some(uffd) = open().map(|uffd| uffd.limited(8)) else {
+        return;
+    };
+    let memory = map_apart(64 * PAGE);
+    let page = |index: usize| memory.wrapping_add(index * PAGE);
+    let watch = |index| uffd.watch(range(page(index), PAGE));
+    let count = Arc::new(Count::default());
+    let _subscription = subscribe(count.clone()).expect("a place");
+    *count.used.lock() = Some(range(page(2), PAGE));
+    for index in (0..16).step_by(2) {
+        watch(index).expect("below the limit");
+    }
+    // Two of eight at a time.
+    for (index, forgotten, watched) in [(16, 0, 8), (18, 4, 7), (22, 8, 7)] {
+        count.page.store(page(forgotten) as u64, SeqCst);
+        count.events.store(0, SeqCst);
+        watch(index).expect("what nobody uses makes room");
+        assert_eq!(count.events.load(SeqCst), 1, "{forgotten} is forgotten");
+        assert_eq!(uffd.watched(), watched);
+        if watched < 8 {
+            watch(index + 2).expect("there is room");
+        }
+    }
+    for (index, events) in [(4, 0), (2, 1), (16, 1)] {
+        count.page.store(page(index) as u64, SeqCst);
+        count.events.store(0, SeqCst);
+        unmap(page(index), PAGE);
+        while uffd.validate() == Validity::Pending {
+            thread::yield_now();
+        }
+        assert_eq!(count.events.load(SeqCst), events, "page {index}");
+    }
+    unmap(page(0), 2 * PAGE);
+    unmap(page(3), PAGE);
+    unmap(page(5), 11 * PAGE);
+    unmap(page(17), 47 * PAGE);
+}
+
 #[test]
 fn at_the_limit_room_is_made_of_what_is_gone_or_not_wanted() {
     let Some(uffd) = open().map(|uffd| uffd.limited(4)) else {
         return;
     };
     let memory = map_apart(64 * PAGE);
+    let user = Arc::new(Count::default());
+    let _uses = subscribe(user.clone()).expect("a place");
+    *user.used.lock() = Some(range(memory, 64 * PAGE));
     let page = |index: usize| memory.wrapping_add(index * PAGE);
     let watch = |index| uffd.watch(range(page(index), PAGE));
     for index in [0, 2, 4, 6] {

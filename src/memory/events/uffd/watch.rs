@@ -22,7 +22,10 @@ use nix::unistd::{SysconfVar, sysconf};
 use super::{fork::ClosedInChild, intervals::Intervals, page::Page, thread::Reader};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{AddressRange, EventClasses, MemoryMonitor, Timing, Validity, events::self_test},
+    memory::{
+        AddressRange, Cause, EventClasses, MemoryMonitor, Timing, Validity,
+        events::{dispatch, self_test},
+    },
     sys::{
         fork,
         mappings::Mappings,
@@ -57,6 +60,8 @@ struct Table {
     swept: u64,
     /// Something was unwatched since it was last found that all that is registered is wanted.
     released: bool,
+    /// Where to look next for what nobody uses.
+    hand: u64,
 }
 
 impl Uffd {
@@ -156,7 +161,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Makes place in the table, if anything ended since the last time or is not wanted any more.
+    /// Makes place in the table, if anything ended since the last time, is not wanted any more, or is not in use.
     fn make_place(&self, table: &mut Table) {
         // What was unmapped. A sweep asks the kernel once or twice for each run: only when enough of them can have ended.
         let ended = self.reader.shared().ended.load(Relaxed);
@@ -175,9 +180,15 @@ impl Uffd {
                 table.wanted.remove(run);
             }
         }
-        if table.registered.len() < self.limit || !table.released {
-            return;
+        if table.registered.len() >= self.limit && table.released {
+            self.take_out_unwanted(table);
         }
+        if table.registered.len() >= self.limit {
+            self.take_out_idle(table);
+        }
+    }
+
+    fn take_out_unwanted(&self, table: &mut Table) {
         let at_once = (self.limit / 8).max(1);
         let idle: Vec<_> = table
             .registered
@@ -187,10 +198,33 @@ impl Uffd {
             .collect();
         table.released = idle.len() == at_once;
         for run in idle {
-            // An error means that nothing is mapped there.
-            let _ = self.uffd.unregister(run.start(), run.len());
-            table.registered.remove(run);
+            self.take_out(table, run);
         }
+    }
+
+    /// Has those who listen forget what they keep of runs that nobody uses now: of a quarter of the table at a time, in turn. First they forget, then
+    /// the run is taken out: what they find afterwards is watched. Who makes an entry of it meanwhile asks for it to be watched before or after this, under
+    /// the table's lock: before, the entry is there to be forgotten too; after, the run is registered anew.
+    fn take_out_idle(&self, table: &mut Table) {
+        let hand = table.hand;
+        let ahead = table.registered.iter().filter(|run| run.start() >= hand);
+        let behind = table.registered.iter().filter(|run| run.start() < hand);
+        let at_once = (self.limit / 4).max(1);
+        let runs: Vec<_> = ahead.chain(behind).take(at_once).collect();
+        for run in runs {
+            table.hand = run.end();
+            if !dispatch::is_in_use(run) {
+                dispatch::invalidate(run, Cause::Unwatched);
+                self.take_out(table, run);
+                table.wanted.remove(run);
+            }
+        }
+    }
+
+    fn take_out(&self, table: &mut Table, run: AddressRange) {
+        // An error means that nothing is mapped there.
+        let _ = self.uffd.unregister(run.start(), run.len());
+        table.registered.remove(run);
     }
 
     /// Whether the page at `address` is registered, for all that can be said now.
@@ -249,7 +283,7 @@ unsafe impl MemoryMonitor for Uffd {
                 return Err(Error::new(
                     ErrorKind::Exhausted,
                     format!(
-                        "{} separate ranges are watched already (an eighth of vm.max_map_count)",
+                        "{} separate ranges in use are watched already (an eighth of vm.max_map_count)",
                         self.limit
                     ),
                 )
