@@ -9,6 +9,8 @@
 //! ```
 //!
 //! 64 KiB for the top, 64 KiB for each 16 GiB in which something is set, 4 KiB for each 2 MiB that is set in parts. Reading takes four loads.
+//! Addresses from 2^47 on, which devices have, and hosts whose addresses have 48 bits, have tops of their own, one for each 2^47 addresses in which
+//! something was set: sixteen at most. Reading looks through those.
 //! A node stays where it is until the whole index is dropped, so readers need no protection: memory that was used once is not given back.
 //!
 //! # Safety
@@ -18,7 +20,7 @@
 // Not every build of the library uses all of it.
 #![allow(dead_code)]
 
-use std::{fmt, ptr};
+use std::{fmt, iter, ptr};
 
 use super::AddressRange;
 use crate::{
@@ -51,24 +53,43 @@ const BLOCK: u64 = 1 << BLOCK_BITS;
 const SPAN_BITS: u32 = BLOCK_BITS + MIDDLE_BITS;
 /// Bytes under one middle node.
 const SPAN: u64 = 1 << SPAN_BITS;
-/// The address behind the last that the index knows.
-pub(crate) const LIMIT: u64 = 1 << (SPAN_BITS + TOP_BITS);
+const TREE_BITS: u32 = SPAN_BITS + TOP_BITS;
+/// Bytes under one top.
+const TREE: u64 = 1 << TREE_BITS;
+/// The address behind the last that a host has: 48 bits, where it has no more than this needs.
+pub(crate) const HOST: u64 = TREE << 1;
+/// Tops beside the first.
+const OTHERS: usize = if cfg!(wharf_loom) { 0 } else { 16 };
+/// No page ends behind it.
+const END: u64 = !(PAGE - 1);
 
 type Leaf = [AtomicU64; 1 << LEAF_BITS];
 type Middle = [AtomicPtr<Leaf>; 1 << MIDDLE_BITS];
 type Top = [AtomicPtr<Middle>; 1 << TOP_BITS];
 
-/// A number from 1 to 2^62 - 1, or none, for each page of 4 KiB below 2^47.
+/// A number from 1 to 2^62 - 1, or none, for each page of 4 KiB.
 pub(crate) struct Radix {
-    top: AtomicPtr<Top>,
+    /// Of the addresses below 2^47.
+    first: AtomicPtr<Top>,
+    others: [Tree; OTHERS],
     writer: Mutex<()>,
+}
+
+/// The top of the 2^47 addresses whose high bits are `number`; 0: of none yet. Once given, a number stays.
+struct Tree {
+    number: AtomicU64,
+    top: AtomicPtr<Top>,
 }
 
 impl Radix {
     /// An empty one, which allocates nothing before the first [`set`](Self::set).
     pub(crate) fn new() -> Self {
         Self {
-            top: AtomicPtr::new(ptr::null_mut()),
+            first: AtomicPtr::new(ptr::null_mut()),
+            others: std::array::from_fn(|_| Tree {
+                number: AtomicU64::new(0),
+                top: AtomicPtr::new(ptr::null_mut()),
+            }),
             writer: Mutex::new(()),
         }
     }
@@ -76,32 +97,48 @@ impl Radix {
     /// The entry of the page of `address`, or 0. Wait-free.
     #[inline]
     pub(crate) fn get(&self, address: u64) -> u64 {
-        if address >= LIMIT {
-            return 0;
-        }
-        let Some(top) = node(self.top.load(Ordering::Acquire)) else {
+        let top = match address < TREE {
+            true => Some(&self.first),
+            false => self.other(address),
+        };
+        let Some(word) = top.and_then(|top| middle_word(top, address)) else {
             return 0;
         };
-        let Some(middle) = node(top[top_index(address)].load(Ordering::Acquire)) else {
-            return 0;
-        };
-        match decode(middle[middle_index(address)].load(Ordering::Acquire)) {
+        match decode(word.load(Ordering::Acquire)) {
             Word::Empty => 0,
             Word::Whole(entry) => entry,
             Word::Leaf(leaf) => leaf[leaf_index(address)].load(Ordering::Acquire),
         }
     }
 
+    /// Whether all of `range` can be set, from now on: not when it crosses a multiple of 2^47, nor when too much of the address space is in use.
+    pub(crate) fn make_place(&self, range: AddressRange) -> bool {
+        let last = range.end().saturating_sub(1).max(range.start());
+        let number = range.start() >> TREE_BITS;
+        if number == 0 || number != last >> TREE_BITS {
+            return number == last >> TREE_BITS;
+        }
+        let _writer = self.writer.lock();
+        let place = self.others.iter().find(|tree| {
+            let taken = tree.number.load(Ordering::Acquire);
+            taken == 0 || taken == number
+        });
+        place.is_some_and(|tree| {
+            tree.number.store(number, Ordering::Release);
+            true
+        })
+    }
+
     /// Writes `entry` to each page of `range`, over what was there.
     ///
     /// # Errors
-    /// `InvalidArgument` when the range is not of whole pages or ends beyond 2^47; then nothing was written.
+    /// `InvalidArgument` when the range is not of whole pages or has no [place](Self::make_place); then nothing was written.
     pub(crate) fn set(&self, range: AddressRange, entry: u64) -> Result<()> {
         debug_assert!((1..1 << 62).contains(&entry));
-        if range.end() > LIMIT || !(range.start() | range.end()).is_multiple_of(PAGE) {
+        if !(range.start() | range.end()).is_multiple_of(PAGE) || !self.make_place(range) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("{range} is not of whole pages below {LIMIT:#x}"),
+                format!("{range} is not of whole pages, or has no place"),
             )
             .during(Operation::Memory));
         }
@@ -164,60 +201,92 @@ impl Radix {
         }
     }
 
+    /// The top over `address`, which is not the first.
+    #[cold]
+    fn other(&self, address: u64) -> Option<&AtomicPtr<Top>> {
+        let number = address >> TREE_BITS;
+        let mut others = self.others.iter();
+        let tree = others.find(|tree| tree.number.load(Ordering::Acquire) == number)?;
+        Some(&tree.top)
+    }
+
+    /// All tops, with the first address of each.
+    fn tops(&self) -> impl Iterator<Item = (u64, &AtomicPtr<Top>)> {
+        let others = self.others.iter().filter_map(|tree| {
+            let number = tree.number.load(Ordering::Acquire);
+            (number != 0).then_some((number << TREE_BITS, &tree.top))
+        });
+        iter::once((0, &self.first)).chain(others)
+    }
+
     /// The pages that `range` touches, cut where 2 MiB end, as far as there are middle words over them. Allocates nothing.
     fn made(&self, range: AddressRange) -> impl Iterator<Item = (AddressRange, &AtomicPtr<Leaf>)> {
         let range = pages(range);
-        let mut address = range.start();
-        std::iter::from_fn(move || {
-            while address < range.end() {
-                let Some(word) = self.middle_word(address) else {
-                    address = (address & !(SPAN - 1)) + SPAN;
-                    continue;
-                };
-                let block = block_from(address, range.end());
-                address = block.end();
-                return Some((block, word));
-            }
-            None
+        self.tops().flat_map(move |(first, top)| {
+            let end = range.end().min(first.saturating_add(TREE));
+            let mut address = range.start().max(first);
+            iter::from_fn(move || {
+                while address < end {
+                    let Some(word) = middle_word(top, address) else {
+                        address = (address & !(SPAN - 1)).saturating_add(SPAN);
+                        continue;
+                    };
+                    let block = block_from(address, end);
+                    address = block.end();
+                    return Some((block, word));
+                }
+                None
+            })
         })
     }
 
-    /// The middle word over `address`, when its node exists.
-    fn middle_word(&self, address: u64) -> Option<&AtomicPtr<Leaf>> {
-        let top = node(self.top.load(Ordering::Acquire))?;
-        let middle = node(top[top_index(address)].load(Ordering::Acquire))?;
-        Some(&middle[middle_index(address)])
-    }
-
-    /// The middle word over `address`, whose node is made. With the writer's lock.
+    /// The middle word over `address`, whose node is made. With the writer's lock, and where there is a place.
     fn make_middle_word(&self, address: u64) -> &AtomicPtr<Leaf> {
-        let top = make(&self.top, || AtomicPtr::new(ptr::null_mut()));
+        let top = match address < TREE {
+            true => &self.first,
+            false => self.other(address).expect("`set` has made its place"),
+        };
+        let top = make(top, || AtomicPtr::new(ptr::null_mut()));
         let middle = make(&top[top_index(address)], || AtomicPtr::new(ptr::null_mut()));
         &middle[middle_index(address)]
     }
 }
 
+/// The middle word over `address`, when its node exists.
+#[inline]
+fn middle_word(top: &AtomicPtr<Top>, address: u64) -> Option<&AtomicPtr<Leaf>> {
+    let top = node(top.load(Ordering::Acquire))?;
+    let middle = node(top[top_index(address)].load(Ordering::Acquire))?;
+    Some(&middle[middle_index(address)])
+}
+
 impl Drop for Radix {
     fn drop(&mut self) {
-        let top = self.top.load(Ordering::Acquire);
-        let Some(nodes) = node(top) else { return };
-        for middle in nodes {
-            let middle = middle.load(Ordering::Acquire);
-            for word in node(middle).into_iter().flatten() {
-                let leaf = word.load(Ordering::Acquire);
-                if matches!(decode(leaf), Word::Leaf(_)) {
-                    // SAFETY: made by `new_node`, in this word alone, and nobody reads any more.
-                    drop(unsafe { Box::from_raw(leaf) });
-                }
-            }
-            if !middle.is_null() {
-                // SAFETY: as above.
-                drop(unsafe { Box::from_raw(middle) });
+        for (_, top) in self.tops() {
+            drop_all(top.load(Ordering::Acquire));
+        }
+    }
+}
+
+/// Frees all nodes under a top, which nobody reads any more.
+fn drop_all(top: *mut Top) {
+    let Some(nodes) = node(top) else { return };
+    for middle in nodes {
+        let middle = middle.load(Ordering::Acquire);
+        for word in node(middle).into_iter().flatten() {
+            let leaf = word.load(Ordering::Acquire);
+            if matches!(decode(leaf), Word::Leaf(_)) {
+                // SAFETY: made by `new_node`, in this word alone, and nobody reads any more.
+                drop(unsafe { Box::from_raw(leaf) });
             }
         }
-        // SAFETY: as above.
-        drop(unsafe { Box::from_raw(top) });
+        if !middle.is_null() {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(middle) });
+        }
     }
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(top) });
 }
 
 impl fmt::Debug for Radix {
@@ -300,9 +369,9 @@ fn erase(leaf: &Leaf, block: AddressRange, entry: u64) {
     }
 }
 
-/// The pages that `range` touches, as far as the index goes.
+/// The pages that `range` touches.
 fn pages(range: AddressRange) -> AddressRange {
-    let end = range.end().min(LIMIT).next_multiple_of(PAGE);
+    let end = range.end().min(END).next_multiple_of(PAGE);
     let start = (range.start() & !(PAGE - 1)).min(end);
     match range.is_empty() {
         true => between(start, start),
@@ -313,7 +382,7 @@ fn pages(range: AddressRange) -> AddressRange {
 /// `range` cut where 2 MiB end.
 fn blocks(range: AddressRange) -> impl Iterator<Item = AddressRange> {
     let mut start = range.start();
-    std::iter::from_fn(move || {
+    iter::from_fn(move || {
         (start < range.end()).then(|| {
             let block = block_from(start, range.end());
             start = block.end();
@@ -324,7 +393,7 @@ fn blocks(range: AddressRange) -> impl Iterator<Item = AddressRange> {
 
 /// From here to where 2 MiB end, or to `end`.
 fn block_from(start: u64, end: u64) -> AddressRange {
-    between(start, ((start & !(BLOCK - 1)) + BLOCK).min(end))
+    between(start, (start & !(BLOCK - 1)).saturating_add(BLOCK).min(end))
 }
 
 fn between(start: u64, end: u64) -> AddressRange {
@@ -365,7 +434,7 @@ mod tests {
     fn pages_and_whole_blocks() {
         let radix = Radix::new();
         assert_eq!((radix.get(0), radix.get(BLOCK)), (0, 0));
-        assert!(seen(&radix, 0, LIMIT).is_empty());
+        assert!(seen(&radix, 0, TREE).is_empty());
         let base = 5 * SPAN - BLOCK;
         radix
             .set(between(base - PAGE, base + 2 * BLOCK + PAGE), 7)
@@ -389,16 +458,16 @@ mod tests {
         assert_eq!(radix.get(base + BLOCK), 7);
         assert_eq!(radix.get(base + BLOCK + PAGE), 9);
         assert_eq!(radix.get(base + BLOCK + 2 * PAGE), 7);
-        assert_eq!(seen(&radix, 0, LIMIT), [7, 9, 7]);
+        assert_eq!(seen(&radix, 0, TREE), [7, 9, 7]);
         assert_eq!(
             seen(&radix, base + BLOCK + PAGE + 5, base + BLOCK + PAGE + 6),
             [9],
             "parts of pages"
         );
         // Only what is still 7 goes.
-        radix.clear(between(0, LIMIT), 7);
+        radix.clear(between(0, TREE), 7);
         assert_eq!(seen(&radix, 0, u64::MAX), [9]);
-        radix.clear(between(0, LIMIT), 9);
+        radix.clear(between(0, TREE), 9);
         assert!(seen(&radix, 0, u64::MAX).is_empty());
     }
 
@@ -419,7 +488,7 @@ mod tests {
     fn refuses_what_it_cannot_hold() {
         let radix = Radix::new();
         for range in [
-            between(LIMIT - PAGE, LIMIT + PAGE),
+            between(TREE - PAGE, TREE + PAGE),
             between(1, PAGE),
             between(0, PAGE + 1),
         ] {
@@ -427,14 +496,51 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
         radix
-            .set(between(LIMIT - PAGE, LIMIT), 1)
+            .set(between(TREE - PAGE, TREE), 1)
             .expect("the last page");
-        assert_eq!(radix.get(LIMIT - 1), 1);
-        assert_eq!((radix.get(LIMIT), radix.get(u64::MAX)), (0, 0));
-        assert_eq!(seen(&radix, LIMIT - 1, u64::MAX), [1]);
-        assert!(seen(&radix, LIMIT, u64::MAX).is_empty());
-        radix.clear(between(LIMIT - PAGE, u64::MAX), 1);
-        assert_eq!(radix.get(LIMIT - 1), 0);
+        assert_eq!(radix.get(TREE - 1), 1);
+        assert_eq!((radix.get(TREE), radix.get(u64::MAX)), (0, 0));
+        assert_eq!(seen(&radix, TREE - 1, u64::MAX), [1]);
+        assert!(seen(&radix, TREE, u64::MAX).is_empty());
+        radix.clear(between(TREE - PAGE, u64::MAX), 1);
+        assert_eq!(radix.get(TREE - 1), 0);
+    }
+
+    /// Where devices have their memory, and hosts whose addresses have 48 bits.
+    #[test]
+    fn high_addresses_are_held() {
+        let radix = Radix::new();
+        // Of a Gaudi 2's memory, of a host's last page below 2^48, the last page of all, and of what lies below all of them.
+        let gaudi = 0x1001_0018_0000_0000 / TREE * TREE + BLOCK;
+        let starts = [gaudi, HOST - PAGE, END - PAGE, PAGE];
+        for (start, entry) in starts.into_iter().zip(1..) {
+            let at = between(start, start + PAGE);
+            assert_eq!(radix.get(start), 0);
+            radix.set(at, entry).expect("in the index");
+            assert_eq!(
+                (radix.get(start), radix.get(start + PAGE - 1)),
+                (entry, entry)
+            );
+            assert_eq!(radix.get(start - 1), 0);
+        }
+        let mut all = seen(&radix, 0, u64::MAX);
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3, 4]);
+        assert_eq!(seen(&radix, HOST, u64::MAX - PAGE), [1, 3]);
+        radix.clear(between(gaudi - BLOCK, gaudi + BLOCK), 1);
+        assert_eq!((radix.get(gaudi), radix.get(HOST - 1)), (0, 2));
+        // What has a place has it for good; what comes later may have none.
+        for number in 100..100 + OTHERS as u64 - 3 {
+            assert!(radix.make_place(between(number * TREE, number * TREE + 1)));
+        }
+        assert!(!radix.make_place(between(200 * TREE, 200 * TREE + PAGE)));
+        radix
+            .set(between(200 * TREE, 200 * TREE + PAGE), 5)
+            .expect_err("no place");
+        radix
+            .set(between(gaudi, gaudi + 2 * BLOCK), 6)
+            .expect("in the index");
+        assert_eq!(radix.get(gaudi + BLOCK), 6);
     }
 
     #[test]

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{AddressRange, Registrar, Validity, radix},
+    memory::{AddressRange, Registrar, Validity},
     sys::{fork, pages},
     types::Access,
 };
@@ -274,7 +274,7 @@ impl<R: Registrar> Miss<R> {
             && !self.uncached
             && self.tries <= RETRIES
             && (owned || inner.keeps_foreign)
-            && exact.end() <= radix::LIMIT;
+            && inner.core.index.make_place(exact);
         let job = match keep {
             true => match self.join_or_open(exact, owned)? {
                 Opened::Try(found) => {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     memory::{
         AddressRange, Cause, MemoryAttributes, MemorySink,
-        radix::{LIMIT, PAGE, Radix},
+        radix::{HOST, PAGE, Radix},
     },
     util::lock::Mutex,
 };
@@ -350,9 +350,9 @@ impl MemorySink for Cache {
     }
 }
 
-/// Whether the index does not go so far.
+/// Whether no host has such addresses.
 pub(super) fn is_beyond(range: AddressRange) -> bool {
-    range.end() > LIMIT - PAGE
+    range.end() > HOST - PAGE
 }
 
 fn page_of(address: u64) -> u64 {
