@@ -24,6 +24,7 @@ use super::{AddressRange, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
+        fork,
         memfd::{self, HUGE_PAGE, Mapping, Memfd},
         pages, udmabuf,
     },
@@ -101,7 +102,8 @@ impl Segment {
     fn known(self) -> Arc<Self> {
         let start = self.mapping.as_ptr() as u64;
         let segment = Arc::new(self);
-        if segment.fd.is_some() {
+        // In a fork's child a thread that is not there may hold the lock.
+        if segment.fd.is_some() && !fork::forked() {
             SEGMENTS.lock().insert(start, Arc::downgrade(&segment));
         }
         segment
@@ -208,8 +210,11 @@ impl Segment {
 /// The segments of this process that have a descriptor, by their first address.
 static SEGMENTS: Mutex<BTreeMap<u64, Weak<Segment>>> = Mutex::new(BTreeMap::new());
 
-/// The segment that all of a range lies in.
+/// The segment that all of a range lies in. None in a fork's child.
 pub(crate) fn segment_at(range: AddressRange) -> Option<Arc<Segment>> {
+    if fork::forked() {
+        return None;
+    }
     let segments = SEGMENTS.lock();
     let (_, segment) = segments.range(..=range.start()).next_back()?;
     let segment = segment.upgrade()?;
@@ -222,6 +227,10 @@ pub(crate) fn segment_at(range: AddressRange) -> Option<Arc<Segment>> {
 impl Drop for Segment {
     /// Before it is unmapped: no registration of it is given out for what is mapped there next.
     fn drop(&mut self) {
+        // In a fork's child the list and its lock are as a thread of the parent left them, and nothing is registered.
+        if fork::forked() {
+            return;
+        }
         SEGMENTS.lock().remove(&(self.mapping.as_ptr() as u64));
         let range = AddressRange::of_mapping(self.mapping.as_ptr(), self.mapping.len());
         invalidate(range, Cause::Freed);
@@ -410,6 +419,30 @@ mod tests {
         let segment = memory.segment.as_ref().expect("a segment");
         let lent = [1, 1, 2, 1].map(|to| segment.lend(EndpointId(to)));
         assert_eq!(lent, [Some(true), Some(false), None, Some(false)]);
+    }
+
+    /// A child has the list as it was while another thread of the parent changed it.
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parent() {
+        let memory = HostBufferMut::allocate(100).expect("memory");
+        let segments = SEGMENTS.lock();
+        // SAFETY: the child drops its share of the memory, asks and allocates, which take no lock that is held, and ends; the alarm ends it if it waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(20) };
+            let found = segment_at(AddressRange::of(&memory)).is_some();
+            drop(memory);
+            let status = i32::from(found || HostBufferMut::allocate(100).is_err());
+            // SAFETY: as above.
+            unsafe { libc::_exit(status) };
+        }
+        drop(segments);
+        assert!(child > 0, "no child");
+        let mut status = 0;
+        // SAFETY: `status` is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waits for a lock that nobody lets go");
     }
 
     #[test]
