@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::{
+    collections::{BTreeMap, HashMap},
     fmt,
     future::Future,
     ops::{Deref, DerefMut},
@@ -17,8 +18,6 @@ use std::{
     },
     task::{Context, Poll, Waker},
 };
-
-use slab::Slab;
 
 use super::{AddressRange, Buffer, BufferMut, HostBufferMut, Registrar};
 use crate::{
@@ -84,20 +83,11 @@ struct Inner<R: Registrar> {
 struct Free {
     places: Vec<usize>,
     buffers: usize,
-    waiting: Slab<Waiting>,
-    /// Who came first is served first.
-    order: u64,
-}
-
-struct Waiting {
-    order: u64,
-    state: State,
-}
-
-enum State {
-    Waits(Waker),
-    /// Its place, to be fetched by the next poll.
-    Served(usize),
+    /// Who waits, by its ticket: who came first is served first.
+    waiting: BTreeMap<u64, Waker>,
+    /// Places to be fetched by the next poll of who waited.
+    served: HashMap<u64, usize>,
+    tickets: u64,
 }
 
 impl<R: Registrar> BufferPool<R> {
@@ -156,8 +146,9 @@ impl<R: Registrar> BufferPool<R> {
                     // The first place is leased first.
                     places: (0..buffers).rev().collect(),
                     buffers,
-                    waiting: Slab::new(),
-                    order: 0,
+                    waiting: BTreeMap::new(),
+                    served: HashMap::new(),
+                    tickets: 0,
                 }),
                 leases: AtomicU64::new(0),
                 waited: AtomicU64::new(0),
@@ -208,17 +199,10 @@ impl<R: Registrar> BufferPool<R> {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let free = self.inner.free.lock();
-        let served = |waiting: &&Waiting| matches!(waiting.state, State::Served(_));
-        let served = free
-            .waiting
-            .iter()
-            .map(|(_, waiting)| waiting)
-            .filter(served)
-            .count();
         PoolStats {
             buffers: free.buffers,
-            leased: free.buffers - free.places.len() - served,
-            waiting: free.waiting.len() - served,
+            leased: free.buffers - free.places.len() - free.served.len(),
+            waiting: free.waiting.len(),
             leases: self.inner.leases.load(Relaxed),
             waited: self.inner.waited.load(Relaxed),
         }
@@ -271,17 +255,11 @@ impl<R: Registrar> Inner<R> {
     fn release(&self, place: usize) {
         let wake = {
             let mut free = self.free.lock();
-            let next = free
-                .waiting
-                .iter_mut()
-                .map(|(_, waiting)| waiting)
-                .filter(|waiting| matches!(waiting.state, State::Waits(_)))
-                .min_by_key(|waiting| waiting.order);
-            match next {
-                Some(next) => match std::mem::replace(&mut next.state, State::Served(place)) {
-                    State::Waits(waker) => Some(waker),
-                    State::Served(_) => None,
-                },
+            match free.waiting.pop_first() {
+                Some((ticket, waker)) => {
+                    free.served.insert(ticket, place);
+                    Some(waker)
+                }
                 None => {
                     free.places.push(place);
                     None
@@ -315,7 +293,7 @@ impl<R: Registrar> Drop for Inner<R> {
 #[must_use = "futures do nothing unless awaited"]
 pub struct Leasing<'a, R: Registrar> {
     pool: &'a BufferPool<R>,
-    ticket: Option<usize>,
+    ticket: Option<u64>,
 }
 
 impl<R: Registrar> Future for Leasing<'_, R> {
@@ -331,32 +309,26 @@ impl<R: Registrar> Future for Leasing<'_, R> {
         let mut waker = Some(cx.waker().clone());
         let place = {
             let mut free = inner.free.lock();
-            match this.ticket {
-                None => match free.places.pop() {
-                    Some(place) => Some(place),
-                    None => {
-                        let order = free.order;
-                        free.order += 1;
-                        let state = waker.take().map(State::Waits);
-                        this.ticket =
-                            state.map(|state| free.waiting.insert(Waiting { order, state }));
-                        None
-                    }
-                },
-                Some(ticket) => match &mut free.waiting[ticket].state {
-                    State::Served(place) => {
-                        let place = *place;
-                        free.waiting.remove(ticket);
-                        this.ticket = None;
-                        inner.waited.fetch_add(1, Relaxed);
-                        Some(place)
-                    }
-                    State::Waits(old) => {
-                        waker = waker.map(|new| std::mem::replace(old, new));
-                        None
-                    }
-                },
+            let place = match this.ticket {
+                None => free.places.pop(),
+                Some(ticket) => free.served.remove(&ticket),
+            };
+            match (place, this.ticket) {
+                (Some(_), Some(_)) => {
+                    this.ticket = None;
+                    inner.waited.fetch_add(1, Relaxed);
+                }
+                (Some(_), None) => {}
+                (None, before) => {
+                    let ticket = before.unwrap_or_else(|| {
+                        free.tickets += 1;
+                        free.tickets
+                    });
+                    this.ticket = Some(ticket);
+                    waker = waker.and_then(|new| free.waiting.insert(ticket, new));
+                }
             }
+            place
         };
         drop(waker);
         match place {
@@ -372,8 +344,12 @@ impl<R: Registrar> Drop for Leasing<'_, R> {
         if fork::forked() {
             return;
         }
-        let waiting = self.pool.inner.free.lock().waiting.remove(ticket);
-        if let State::Served(place) = waiting.state {
+        let (waker, place) = {
+            let mut free = self.pool.inner.free.lock();
+            (free.waiting.remove(&ticket), free.served.remove(&ticket))
+        };
+        drop(waker);
+        if let Some(place) = place {
             self.pool.inner.release(place);
         }
     }
@@ -448,5 +424,51 @@ impl<R: Registrar> From<PoolLease<R>> for BufferMut {
 impl<R: Registrar> From<PoolLease<R>> for Buffer {
     fn from(lease: PoolLease<R>) -> Self {
         BufferMut::from(lease).freeze()
+    }
+}
+
+#[cfg(all(test, not(wharf_loom)))]
+mod tests {
+    use std::{
+        pin::pin,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::memory::MlockRegistrar;
+
+    /// However many wait, a buffer that comes back is the next one's at once, and each has it in its turn.
+    #[test]
+    fn a_buffer_is_handed_on_at_once() {
+        let made = BufferPool::new(MlockRegistrar::new(), Access::READ, 64, 1);
+        let Ok(pool) = made else {
+            return eprintln!("not run: nothing can be locked");
+        };
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut first = pool.try_lease();
+        let mut waiting: Vec<_> = (0..40_000).map(|_| Box::pin(pool.lease())).collect();
+        for one in &mut waiting {
+            assert!(one.as_mut().poll(&mut cx).is_pending());
+        }
+        let begin = Instant::now();
+        for one in &mut waiting {
+            assert!(one.as_mut().poll(&mut cx).is_pending(), "before its turn");
+            drop(first.take());
+            let Poll::Ready(lease) = one.as_mut().poll(&mut cx) else {
+                panic!("passed over");
+            };
+            first = Some(lease);
+        }
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert_eq!((pool.stats().waiting, pool.stats().waited), (0, 40_000));
+        // One that was served and goes gives its place to the next.
+        let (mut served, mut next) = (pin!(pool.lease()), Box::pin(pool.lease()));
+        assert!(served.as_mut().poll(&mut cx).is_pending());
+        assert!(next.as_mut().poll(&mut cx).is_pending());
+        drop(first);
+        assert_eq!((pool.stats().waiting, pool.stats().leased), (1, 0));
+        served.set(pool.lease());
+        assert!(next.as_mut().poll(&mut cx).is_ready());
     }
 }

@@ -61,8 +61,10 @@ impl RegistrarAttributes {
 
 /// Registers memory: the part of a memory domain that a registration cache stands before.
 ///
-/// Its methods may take long and may block; the cache calls them outside its locks, small ranges in the thread that asked, others and every
-/// `deregister` in threads of its own. A panic in one of them is an error of that registration.
+/// Its methods may take long and may block; the cache calls them outside its locks. Ranges up to [`inline_max`](RegistrarAttributes::inline_max) are
+/// registered in the thread that asked, longer ones in a thread that may block. `deregister` is called in a thread of the cache's own; but who
+/// registers does it too, where more waits for it than [`max_unreleased`](super::RegistrationCacheOptions::max_unreleased), where there is no room for what is
+/// to be registered, and of a registration whose memory changed meanwhile. A panic in one of them is an error of that registration.
 pub trait Registrar: Send + Sync + 'static {
     /// What a registration is to who uses it: keys, an index.
     type Handle: Send + Sync + 'static;
