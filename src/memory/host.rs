@@ -16,7 +16,7 @@ use std::{
     slice,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -29,7 +29,7 @@ use crate::{
         pages, udmabuf,
     },
     trace,
-    types::EndpointId,
+    types::{Access, EndpointId},
     util::lock::Mutex,
 };
 
@@ -45,6 +45,8 @@ pub(crate) struct Segment {
     given: AtomicBool,
     /// The connection that it is lent to for writing, or [`NOBODY`], or [`APART`].
     lent_to: AtomicU64,
+    /// Regions that expose it for writing.
+    exposed: AtomicUsize,
     /// Held while the loan ends.
     ending: Mutex<()>,
     /// Its pages are to stay in memory.
@@ -93,6 +95,7 @@ impl Segment {
             huge,
             given: AtomicBool::new(false),
             lent_to: AtomicU64::new(NOBODY),
+            exposed: AtomicUsize::new(0),
             ending: Mutex::default(),
             locked: AtomicBool::new(false),
         }
@@ -152,6 +155,20 @@ impl Segment {
             tracing::debug!(target: "wharf::memory", %error, "a buffer cannot be sealed, so no peer maps it");
         }
         sealed.is_ok()
+    }
+
+    /// Whether a peer that was shown it for this may have it. For reading alone it is sealed; unless another region exposes it for writing,
+    /// whose puts could not go straight to it any more.
+    pub(crate) fn may_go(&self, access: Access) -> bool {
+        access.contains(Access::WRITE) || self.exposed.load(Ordering::Relaxed) == 0 && self.seal()
+    }
+
+    /// A region exposes it for writing, or does no longer.
+    pub(crate) fn set_exposed(&self, yes: bool) {
+        match yes {
+            true => self.exposed.fetch_add(1, Ordering::Relaxed),
+            false => self.exposed.fetch_sub(1, Ordering::Relaxed),
+        };
     }
 
     /// Lends it to a connection for writing, unless it was lent to another, or its pages are to stay: `None`. Whether it was not lent before.

@@ -124,6 +124,15 @@ unsafe impl Send for Exposed {}
 unsafe impl Sync for Exposed {}
 
 impl Exposed {
+    /// Tells the segment whether this exposes it for writing.
+    fn tell_segment(&self, yes: bool) {
+        if let Some((segment, _)) = &self.segment
+            && self.access.contains(Access::WRITE)
+        {
+            segment.set_exposed(yes);
+        }
+    }
+
     /// Copies into the region, for a peer whose access was checked.
     pub(crate) fn write(&self, offset: usize, source: &[u8]) -> Result<()> {
         let target = self.bounds(offset, source.len())?;
@@ -474,6 +483,7 @@ impl RegionTable {
             reach: Mutex::default(),
             buffer: Arc::new(buffer),
         });
+        exposed.tell_segment(true);
         slots[slot] = Some(exposed.clone());
         drop(slots);
         Ok(Region {
@@ -491,6 +501,7 @@ impl RegionTable {
                     .is_some_and(|held| held.generation == exposed.generation) =>
             {
                 *slot = None;
+                exposed.tell_segment(false);
                 free.insert(exposed.slot);
             }
             // Revoked before: the slot may be another's by now.

@@ -287,7 +287,7 @@ impl Ctx {
                 && segment.is_mappable()
                 && !one_copy.has(segment)
                 // What may only be read cannot be written there.
-                && (exposed.access.contains(Access::WRITE) || segment.seal())
+                && segment.may_go(exposed.access)
             {
                 give(one_copy, &mut **to, segment);
             }

@@ -4,12 +4,18 @@
 //! The local ends of accesses are arrays of the test, and as long as it says.
 #![allow(unsafe_code)]
 
-use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Instant};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Context,
     error::{Error, ErrorKind},
-    memory::{Buffer, BufferMut, HostBufferMut},
+    memory::{Buffer, BufferMut, HostBufferMut, Region},
     protocol::control,
     transport::{self, Sink},
     types::{Access, OpKey, Tag},
@@ -181,6 +187,66 @@ fn exposed_memory_outlives_the_worker() {
     });
 }
 
+/// Where a region begins, for a peer.
+fn target(region: &Region) -> Target {
+    let exposed = region.exposed();
+    let (segment, _) = exposed.segment.as_ref().expect("of a segment");
+    Target {
+        slot: exposed.slot,
+        generation: exposed.generation,
+        address: exposed.address as u64,
+        offset: 8,
+        segment: segment.id(),
+        segment_offset: 0,
+        on_device: false,
+        read_back: false,
+    }
+}
+
+/// Memory that may be written is written directly by who was shown it for reading alone, too, and first.
+#[test]
+fn what_may_be_read_under_another_key() {
+    run(async {
+        let pair = Pair::of(Context::builder().cma(false)).await;
+        let memory = HostBufferMut::allocate(4096).expect("memory");
+        let region = pair.there.shared.with(|engine| {
+            let regions = &engine.ctx().regions;
+            regions.expose(BufferMut::from(memory), Access::all())
+        });
+        let region = region.expect("exposed");
+        let lease = region.lend(Access::READ).expect("exposed once more");
+        let mut word = [7; 8];
+        let mut at_once = |region: &Region, pull| {
+            pair.here.shared.with(|engine| {
+                engine.progress();
+                // SAFETY: the array is as long.
+                unsafe {
+                    engine
+                        .ctx()
+                        .access_now(pair.link, &target(region), word.as_mut_ptr(), 8, pull)
+                }
+            })
+        };
+        assert!(at_once(&lease, true).is_none(), "it is shown the key first");
+        let written = async {
+            loop {
+                match at_once(&region, false) {
+                    Some(done) => break done,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let limit = Duration::from_secs(10);
+        let written = tokio::time::timeout(limit, written).await;
+        written.expect("written directly").expect("it may be");
+        let mut seen = [0; 8];
+        lease.read_at(8, &mut seen).expect("the owner reads");
+        assert_eq!(seen, [7; 8]);
+        drop(lease);
+        pair.end();
+    });
+}
+
 /// A peer maps what it may only read for reading alone.
 #[test]
 fn what_may_only_be_read() {
@@ -194,18 +260,7 @@ fn what_may_only_be_read() {
             });
             let region = region.expect("exposed");
             region.write_at(8, &[7; 8]).expect("the owner writes");
-            let exposed = region.exposed();
-            let (segment, _) = exposed.segment.as_ref().expect("of a segment");
-            let target = Target {
-                slot: exposed.slot,
-                generation: exposed.generation,
-                address: exposed.address as u64,
-                offset: 8,
-                segment: segment.id(),
-                segment_offset: 0,
-                on_device: false,
-                read_back: false,
-            };
+            let target = target(&region);
             let mut word = [0; 8];
             let mut at_once = |pull| {
                 pair.here.shared.with(|engine| {
