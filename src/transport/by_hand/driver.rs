@@ -261,7 +261,7 @@ impl Driver {
         near.pair.leave();
         let mapped = key
             .segment
-            .and_then(|(segment, offset)| near.mapped(segment, offset, 0));
+            .and_then(|at| near.mapped(at, 0, key.access.contains(Access::WRITE)));
         Ok(match (mapped, &near.cma) {
             _ if standing != Standing::Let || !has_word(key) => Mover::Messages,
             (Some(_), _) => Mover::Mapped,
@@ -629,9 +629,9 @@ fn straight(near: &Near, key: &RemoteKey, operation: &mut Operation) -> Option<R
         Work::Get(buffer) => (buffer.address(), true),
         Work::Open(_) => return None,
     };
-    let mapped = key
-        .segment
-        .and_then(|(segment, start)| near.mapped(segment, start.checked_add(offset)?, length));
+    let mapped = key.segment.and_then(|(segment, start)| {
+        near.mapped((segment, start.checked_add(offset)?), length, !pull)
+    });
     if mapped.is_none() && near.cma.is_none() {
         return None;
     }

@@ -127,12 +127,17 @@ impl Near {
         self.mapped.iter().any(|(of, _)| *of == segment)
     }
 
-    /// Where these bytes of a segment are mapped here.
-    pub(super) fn mapped(&self, segment: u64, offset: u64, length: usize) -> Option<*mut u8> {
+    /// Where these bytes of a segment are mapped here, so that they may be read, or written too.
+    pub(super) fn mapped(
+        &self,
+        (segment, offset): (u64, u64),
+        length: usize,
+        writes: bool,
+    ) -> Option<*mut u8> {
         let (_, mapping) = self.mapped.iter().find(|(of, _)| *of == segment)?;
         let mapping = mapping.as_ref()?;
         let end = offset.checked_add(length as u64)?;
-        let fits = end <= mapping.len() as u64 && mapping.is_writable();
+        let fits = end <= mapping.len() as u64 && (mapping.is_writable() || !writes);
         fits.then(|| mapping.as_ptr().wrapping_add(offset as usize))
     }
 
@@ -336,6 +341,9 @@ impl State {
             .and_then(|exposed| exposed.segment.as_ref())
             .map(|(segment, _)| segment)
             .filter(|segment| segment.is_mappable());
+        // What may only be read cannot be written there.
+        let access = exposed.as_ref().map(|exposed| exposed.access);
+        let segment = segment.filter(|segment| access.is_some_and(|access| segment.may_go(access)));
         if let Some(segment) = segment {
             // From here on it is the peer's too: `unexpose` gives other memory back.
             segment.set_given();
@@ -468,7 +476,7 @@ impl Sink for State {
         }
         let mapped = match length > LONGEST_SEGMENT {
             true => Err(io::ErrorKind::OutOfMemory.into()),
-            false => Mapping::of_received(fd.as_fd(), length as usize),
+            false => Mapping::of_lent(fd.as_fd(), length as usize),
         };
         match mapped {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {

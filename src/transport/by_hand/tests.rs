@@ -383,6 +383,24 @@ fn rights_and_bounds_are_the_keys_and_the_owners() {
     }
 }
 
+/// What is exposed for reading alone is mapped for that alone, whatever who has the key says of it.
+#[test]
+fn what_may_only_be_read_is_mapped_for_reading() {
+    run(async {
+        let mut bed = Bed::new(Over::Mapped, Access::READ).await;
+        bed.open().await.expect("opened");
+        let region = bed.region.as_ref().expect("exposed");
+        region.write_at(0, &[7; 64]).expect("the owner writes");
+        let way = bed.here.way(bed.to_there, &bed.key);
+        assert_eq!(way.ok(), Some(Mover::Mapped));
+        assert_eq!(bed.get(0, 64).await.expect("got"), [7; 64]);
+        bed.key.access = Access::all();
+        let refused = bed.put(&[1], 0).await.expect_err("read only");
+        assert_eq!(refused.kind(), ErrorKind::AccessDenied);
+        assert_eq!(bed.get(0, 64).await.expect("got"), [7; 64]);
+    });
+}
+
 /// In a mapping a key that lies of its place stays within what was mapped.
 #[test]
 fn a_mapping_is_not_left() {
