@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::{
     channel::{
         Communicator, MemoryChannel, RegisteredMemory, Semaphore,
-        cuda::{self, blocking, unsupported},
+        cuda::{self, Apart, blocking, unsupported},
         semaphore::meet,
     },
     driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
@@ -157,7 +157,7 @@ async fn prepare(
     communicator: &Communicator,
     stream: CudaStream,
     packets: usize,
-) -> Result<Prepared, String> {
+) -> Result<Apart<Prepared>, String> {
     let context = communicator.worker().context();
     let Some(accelerator) = cuda::accelerator(context) else {
         return Err("CUDA is not in use by this context".to_owned());
@@ -186,11 +186,12 @@ async fn prepare(
             }
             let kernels = Kernels::of(context)?;
             let status = Side::status(&context.enter()?)?;
-            Ok((stream, kernels, status, device))
+            Ok(Apart::new((stream, kernels, status, device)))
         })
     };
     let made = async {
-        let (stream, kernels, status, device) = loading.await?;
+        let loaded = loading.await?;
+        let device = loaded.3;
         let room = usize::try_from(block::PACKETS).unwrap_or(usize::MAX);
         let room = context
             .allocate_on(MemoryType::Cuda(device), room.saturating_add(packets))
@@ -204,14 +205,15 @@ async fn prepare(
                 *export = self::export(&accelerator, memory.clone()).await?;
             }
         }
-        Ok(Prepared {
+        let (stream, kernels, status, _) = loaded.take();
+        Ok(Apart::new(Prepared {
             accelerator,
             stream,
             kernels,
             status,
             block,
             exports,
-        })
+        }))
     };
     made.await.map_err(|error: Error| error.to_string())
 }
@@ -233,7 +235,7 @@ async fn export(accelerator: &Arc<dyn Accelerator>, memory: RegisteredMemory) ->
 async fn open(
     channel: &MemoryChannel,
     communicator: &Communicator,
-    prepared: Prepared,
+    prepared: Apart<Prepared>,
     [registered, remote, remote_block]: &[&[u8]; 3],
 ) -> Result<Side> {
     let peers = communicator.deserialize(registered).await?;
@@ -275,6 +277,7 @@ async fn open(
         return Err(unsupported(text));
     }
     let local = channel.local();
+    let prepared = prepared.take();
     Ok(Side {
         at: Addresses {
             local: DevicePtr(local.region().address_of(0)),
