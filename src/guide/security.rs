@@ -50,7 +50,7 @@
 //! `WHARF_CMA=n`, or `WHARF_TLS=^cma` (among the names of transports `shm` means both, as it does for UCX). One end without it is enough. Long messages
 //! are then copied through the rings, or by this end alone out of memory that both map. Or let the kernel keep the two apart, for all programs: users of
 //! their own, or Yama's `ptrace_scope` at 1 or more, under which a peer may still let itself be read (`PR_SET_PTRACER`): then no connection has `cma`, but
-//! the look that each end takes at the other's memory when they connect may be made to wait, which costs the connection and a thread, 64 at most, and
+//! the look that each end takes at the other's memory when they connect may be made to wait, which costs the connection and a thread, 64 at most and 32 of one user's, and
 //! nobody else's time. Without any such look: `cma` turned off here, or `ptrace_scope` at 2 or more. [`Endpoint::transports`](crate::Endpoint::transports) says whether a connection has `cma`.
 //!
 //! # What is proved

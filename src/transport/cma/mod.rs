@@ -13,10 +13,10 @@
 //! ended and all other ids were used: the link watches the process by its socket and pidfd, and goes with it.
 #![allow(unsafe_code)]
 
-use std::{io, thread, time::Duration};
+use std::{io, sync::Arc, thread, time::Duration};
 
 use tokio::{
-    sync::{Semaphore, SemaphorePermit, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot},
     time::timeout,
 };
 
@@ -25,7 +25,8 @@ use crate::{
     memory::Extent,
     sys::process_vm,
     transport::channel::Channel,
-    types::Landmark,
+    types::{Landmark, Source},
+    util::lock::Mutex,
 };
 
 /// The name used in configuration and errors.
@@ -106,16 +107,56 @@ fn printable(reason: &str) -> String {
 }
 
 /// Looks at memory of peers that may be under way in this process. Those that peers make wait are not to become ever more threads.
-static LOOKS: Semaphore = Semaphore::const_new(64);
+static LOOKS: Looks = Looks::new(64, 32);
 
 /// A look takes microseconds, so a place is soon free, unless peers hold all of them.
 const SOON: Duration = Duration::from_millis(500);
 
+/// Places for looks: so many in all, and so many for those that come from one source, so that none takes all.
+struct Looks {
+    all: Semaphore,
+    share: usize,
+    /// What is left to the sources that have a look under way, or wait for one.
+    shares: Mutex<Vec<(Source, Arc<Semaphore>)>>,
+}
+
 /// A place among the looks.
-async fn place(looks: &Semaphore) -> std::result::Result<SemaphorePermit<'_>, String> {
-    let all = || "too many peers make this process wait in their memory".to_owned();
-    let place = timeout(SOON, looks.acquire()).await;
-    place.map_err(|_| all())?.map_err(|_| all())
+struct Look<'a> {
+    _share: OwnedSemaphorePermit,
+    _place: SemaphorePermit<'a>,
+}
+
+impl Looks {
+    const fn new(all: usize, share: usize) -> Self {
+        Self {
+            all: Semaphore::const_new(all),
+            share,
+            shares: Mutex::new(Vec::new()),
+        }
+    }
+
+    async fn place(&self, source: Source) -> std::result::Result<Look<'_>, String> {
+        let look = async {
+            Some(Look {
+                _share: self.share_of(source).acquire_owned().await.ok()?,
+                _place: self.all.acquire().await.ok()?,
+            })
+        };
+        let look = timeout(SOON, look).await.ok().flatten();
+        look.ok_or_else(|| "too many peers make this process wait in their memory".to_owned())
+    }
+
+    fn share_of(&self, source: Source) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock();
+        // Of those that nobody has or waits for.
+        shares.retain(|(_, share)| Arc::strong_count(share) > 1);
+        if let Some((_, share)) = shares.iter().find(|(of, _)| *of == source) {
+            return Arc::clone(share);
+        }
+        let share = Arc::new(Semaphore::new(self.share));
+        shares.push((source, Arc::clone(&share)));
+        share
+    }
 }
 
 /// A process whose memory can be read and written.
@@ -137,7 +178,8 @@ impl CmaPeer {
     ) -> std::result::Result<Self, String> {
         let peer = Self::at_other_end_of(channel)?;
         let (tell, told) = oneshot::channel();
-        let (looking, landmark) = (place(&LOOKS).await?, *landmark);
+        let looking = LOOKS.place(channel.source()).await?;
+        let landmark = *landmark;
         let look = move || {
             let reached = peer.holds(&landmark);
             drop(looking);
@@ -454,14 +496,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn looks_that_wait_are_bounded() {
-        let looks = Semaphore::new(2);
-        let first = place(&looks).await.expect("a place");
-        let second = place(&looks).await.expect("a place");
-        place(&looks).await.expect_err("both are taken");
+        let looks = Looks::new(3, 2);
+        let [one, other] = [1, 2].map(Source::User);
+        let first = looks.place(one).await.expect("a place");
+        let second = looks.place(one).await.expect("a place");
+        assert!(looks.place(one).await.is_err(), "its share is taken");
+        let third = looks.place(other).await.expect("not that of others");
+        assert!(looks.place(other).await.is_err(), "all are taken");
         // Whoever waits for one has it.
-        let (third, ()) = tokio::join!(place(&looks), async { drop(first) });
-        drop(third.expect("a place"));
-        drop(second);
+        let (fourth, ()) = tokio::join!(looks.place(one), async { drop(first) });
+        drop((fourth.expect("a place"), second, third));
+        drop(looks.place(Source::User(3)).await);
+        assert_eq!(looks.shares.lock().len(), 1, "none is kept for the others");
     }
 
     #[tokio::test]
