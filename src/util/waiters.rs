@@ -41,6 +41,10 @@ impl Waiters {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|this| this.wakers.is_empty())
+    }
+
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |this| this.wakers.len())

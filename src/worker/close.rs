@@ -345,7 +345,9 @@ impl Core {
         }
         self.fail_receives(error);
         let ctx = &mut self.movers.ctx;
-        ctx.arrivals.take(&mut ctx.wakes);
+        for waiters in ctx.arrivals.values_mut() {
+            waiters.take(&mut ctx.wakes);
+        }
         self.wake_who_looks();
     }
 

@@ -184,7 +184,8 @@ impl Core {
         let account = peer.account.take();
         peer.ending.take(&mut ctx.wakes);
         peer.ready.take(&mut ctx.wakes);
-        ctx.arrivals.take(&mut ctx.wakes);
+        let worker = peer.worker;
+        ctx.wake_arrivals(worker);
         self.movers.revoke_all(link);
         self.movers.ctx.operations.epochs.close(link);
         for key in self.movers.ctx.operations.keys_of_link(link) {
@@ -266,10 +267,11 @@ impl Core {
 
     /// Drops the record of an ended connection; its slot may be used again.
     pub(crate) fn forget(&mut self, link: LinkId) {
-        self.movers
-            .ctx
-            .unclaimed
-            .retain(|unclaimed| *unclaimed != link);
+        let ctx = &mut self.movers.ctx;
+        if let Some(peer) = at(&mut ctx.peers, link) {
+            let worker = peer.worker;
+            ctx.forget_unclaimed(worker, link);
+        }
         self.forget_streams(link);
         if at(&mut self.movers.ctx.peers, link).is_some_and(|peer| !peer.is_alive()) {
             self.movers.ctx.peers[link.index()] = None;

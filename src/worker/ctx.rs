@@ -2,7 +2,13 @@
 //!
 //! It calls nobody above it: what concerns them is an [`Event`], which [`Core::act`](crate::worker::core::Core::act) follows.
 
-use std::{collections::VecDeque, fmt, sync::Arc, task::Waker, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+    task::Waker,
+    time::Instant,
+};
 
 use bytes::Bytes;
 
@@ -19,7 +25,7 @@ use crate::{
     },
     sys::memfd::Mapping,
     trace,
-    types::{EndpointId, LinkId, OpKey},
+    types::{EndpointId, LinkId, OpKey, WorkerId},
     util::{copy::copy_slice, waiters::Waiters},
     worker::{
         lent::Unmatched,
@@ -68,9 +74,10 @@ pub(crate) struct Ctx {
     /// Windows that are given back when nothing more is being taken out of them.
     pub(crate) owing: Vec<Window>,
     pub(crate) unmatched: Unmatched,
-    /// Connections that peers made to this worker's address and that nobody has claimed.
-    pub(crate) unclaimed: Vec<LinkId>,
-    pub(crate) arrivals: Waiters,
+    /// Connections that peers made to this worker's address and that nobody has claimed, by peer.
+    pub(crate) unclaimed: HashMap<WorkerId, Vec<LinkId>>,
+    /// Who waits for one of a peer's.
+    pub(crate) arrivals: HashMap<WorkerId, Waiters>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) endpoints: u64,
     pub(crate) rendezvous_threshold: RendezvousThreshold,
@@ -116,6 +123,23 @@ impl Ctx {
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
         self.peer(link)?.one_copy.as_deref_mut()
+    }
+
+    /// A connection is claimed, or gone.
+    pub(crate) fn forget_unclaimed(&mut self, worker: WorkerId, link: LinkId) {
+        if let Some(links) = self.unclaimed.get_mut(&worker) {
+            links.retain(|unclaimed| *unclaimed != link);
+            if links.is_empty() {
+                self.unclaimed.remove(&worker);
+            }
+        }
+    }
+
+    /// Whoever waits for a connection of this peer's looks again.
+    pub(crate) fn wake_arrivals(&mut self, worker: WorkerId) {
+        if let Some(waiters) = self.arrivals.get_mut(&worker) {
+            waiters.take(&mut self.wakes);
+        }
     }
 
     /// The place of the next connection.

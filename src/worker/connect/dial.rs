@@ -385,7 +385,7 @@ async fn go_on(
 ) -> Result<(LinkId, EndpointId)> {
     let addressed = met.map(Met::worker);
     only(addressed, &client.server(), &name)?;
-    let _told = tells(met).await;
+    let _told = tells(met)?;
     let mut verdict = introduce(shared, &mut channel, &mut client, !try_unix, None).await?;
     if let Verdict::Elsewhere(elsewhere) = &verdict
         && try_unix
@@ -405,11 +405,8 @@ async fn go_on(
 }
 
 /// See [`Met::tells`]. Of an address that is no worker's nothing is known, and whoever is there is told.
-async fn tells<'a>(met: Option<&Met<'a>>) -> Option<Told<'a>> {
-    match met {
-        Some(met) => met.tells().await,
-        None => None,
-    }
+fn tells<'a>(met: Option<&Met<'a>>) -> Result<Option<Told<'a>>> {
+    met.map_or(Ok(None), Met::tells)
 }
 
 /// Where a worker has named its Unix socket in a handshake, that goes on there: nobody else's socket will do.
@@ -458,7 +455,7 @@ async fn dial_unix(
             }
             only(addressed, &client.server(), peer)?;
             if sent.is_none() {
-                _told = tells(met).await;
+                _told = tells(met)?;
             }
             introduce(shared, &mut channel, &mut client, true, trial.as_ref()).await?
         }

@@ -273,8 +273,9 @@ pub(super) fn attach(
         tracing::debug!(target: "wharf::protocol", parent: peer.span(), inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
         engine.core.movers.ctx.add_peer(peer);
         if !claimed {
-            engine.core.movers.ctx.unclaimed.push(slot);
-            engine.core.movers.ctx.arrivals.take(&mut engine.core.movers.ctx.wakes);
+            let ctx = &mut engine.core.movers.ctx;
+            ctx.unclaimed.entry(worker).or_default().push(slot);
+            ctx.wake_arrivals(worker);
         }
         Ok((slot, id))
     })

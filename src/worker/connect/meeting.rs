@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    error::{Error, ErrorKind, Result},
     types::{EndpointId, LinkId, WorkerId},
     worker::{ctx::Ctx, peer::at, shared::Shared},
 };
@@ -54,7 +55,7 @@ impl<'a> Met<'a> {
 
     /// Takes a connection that the peer makes while this side dials, whenever it stands.
     pub(super) async fn found(&self) -> (LinkId, EndpointId) {
-        let mut waits = Waits::new(self.shared);
+        let mut waits = Waits::new(self.shared, self.worker);
         poll_fn(|cx| {
             waits.leave(cx.waker());
             claim(self.shared, self.worker).map_or(Poll::Pending, Poll::Ready)
@@ -63,27 +64,23 @@ impl<'a> Met<'a> {
     }
 
     /// Before a dial that has an answer tells the peer who this is. From there on the peer's own connections are turned away, as long as what this gives is
-    /// there; so it waits while one is being accepted, which is [found](Self::found) if it stands. The peer may be unreachable from here: before that it is
-    /// not turned away. `None`: this side's connections give way to the peer's.
-    pub(super) async fn tells(&self) -> Option<Told<'a>> {
+    /// there. The peer may be unreachable from here: before that it is not turned away. `None`: this side's connections give way to the peer's.
+    ///
+    /// # Errors
+    /// `WouldBlock`: one of the peer's is being accepted, or stands. The next dial waits for that, without a place of the peer's listener, which would not wait
+    /// as long.
+    pub(super) fn tells(&self) -> Result<Option<Told<'a>>> {
         let (shared, worker) = (self.shared, self.worker);
         if shared.id > worker {
-            return None;
+            return Ok(None);
         }
-        let mut waits = Waits::new(shared);
-        let told = poll_fn(|cx| {
-            waits.leave(cx.waker());
-            let Some(told) = Told::new(shared, worker) else {
-                return Poll::Pending;
-            };
-            if is_there(shared, worker) {
-                // It came about between two looks, and is taken at the next.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+        match Told::new(shared, worker).filter(|_| !is_there(shared, worker)) {
+            Some(told) => Ok(Some(told)),
+            None => {
+                let text = "the peer's own connection is being made";
+                Err(Error::new(ErrorKind::WouldBlock, text))
             }
-            Poll::Ready(told)
-        });
-        Some(told.await)
+        }
     }
 
     pub(super) fn has_crossed(&self) -> bool {
@@ -135,10 +132,8 @@ impl Drop for Met<'_> {
         drop(meetings);
         if self.accepts {
             // Who waited for it looks again, and dials if there is nothing.
-            self.shared.with(|engine| {
-                let ctx = engine.ctx();
-                ctx.arrivals.take(&mut ctx.wakes);
-            });
+            self.shared
+                .with(|engine| engine.ctx().wake_arrivals(self.worker));
         }
     }
 }
@@ -146,19 +141,25 @@ impl Drop for Met<'_> {
 /// The place of one who waits for a connection of a peer's, among all who do.
 struct Waits<'a> {
     shared: &'a Shared,
+    worker: WorkerId,
     ticket: Option<u64>,
 }
 
 impl<'a> Waits<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        let ticket = None;
-        Self { shared, ticket }
+    fn new(shared: &'a Shared, worker: WorkerId) -> Self {
+        Self {
+            shared,
+            worker,
+            ticket: None,
+        }
     }
 
     fn leave(&mut self, waker: &Waker) {
         let ticket = &mut self.ticket;
-        self.shared
-            .with(|engine| engine.ctx().arrivals.leave(ticket, waker));
+        self.shared.with(|engine| {
+            let waiters = engine.ctx().arrivals.entry(self.worker).or_default();
+            waiters.leave(ticket, waker);
+        });
     }
 }
 
@@ -166,9 +167,15 @@ impl Drop for Waits<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
             // A waker is the program's, and is dropped without the lock; in a fork's child the lock is as it was.
-            let forgotten = self
-                .shared
-                .ask(|engine| engine.ctx().arrivals.forget(ticket));
+            let forgotten = self.shared.ask(|engine| {
+                let arrivals = &mut engine.ctx().arrivals;
+                let waiters = arrivals.get_mut(&self.worker)?;
+                let forgotten = waiters.forget(ticket);
+                if waiters.is_empty() {
+                    arrivals.remove(&self.worker);
+                }
+                forgotten
+            });
             drop(forgotten);
         }
     }
@@ -182,7 +189,7 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
             .get(&worker)
             .is_some_and(|meeting| meeting.accepting > 0)
     };
-    let mut waits = Waits::new(shared);
+    let mut waits = Waits::new(shared, worker);
     poll_fn(|cx| {
         if coming() {
             waits.leave(cx.waker());
@@ -201,8 +208,8 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
 pub(super) fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     shared.with(|engine| {
         let ctx = engine.ctx();
-        let index = unclaimed(ctx, worker)?;
-        let link = ctx.unclaimed.swap_remove(index);
+        let link = unclaimed(ctx, worker)?;
+        ctx.forget_unclaimed(worker, link);
         let peer = ctx.peer(link)?;
         peer.handles += 1;
         peer.claimed = true;
@@ -215,11 +222,9 @@ fn is_there(shared: &Shared, worker: WorkerId) -> bool {
     shared.with(|engine| unclaimed(engine.ctx(), worker).is_some())
 }
 
-fn unclaimed(ctx: &mut Ctx, worker: WorkerId) -> Option<usize> {
-    ctx.unclaimed.iter().position(|link| {
-        let peer = at(&mut ctx.peers, *link);
-        peer.is_some_and(|peer| peer.worker == worker && peer.is_open())
-    })
+fn unclaimed(ctx: &mut Ctx, worker: WorkerId) -> Option<LinkId> {
+    let mut links = ctx.unclaimed.get(&worker)?.iter().copied();
+    links.find(|link| at(&mut ctx.peers, *link).is_some_and(|peer| peer.is_open()))
 }
 
 #[cfg(test)]
@@ -227,8 +232,12 @@ mod tests {
     use std::{
         net::TcpListener,
         pin::{Pin, pin},
-        sync::Arc,
-        task::Context as TaskContext,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::SeqCst},
+        },
+        task::{Context as TaskContext, Wake},
+        time::Duration,
     };
 
     use futures::future::poll_immediate;
@@ -247,7 +256,7 @@ mod tests {
 
     /// Two workers, of which the first gives way where both dial.
     fn two(transport: &str) -> [Arc<Handle>; 2] {
-        let limit = std::time::Duration::from_secs(20);
+        let limit = Duration::from_secs(20);
         let context = Context::builder()
             .transports(transport)
             .and_then(|builder| builder.connect_timeout(limit).build());
@@ -255,6 +264,18 @@ mod tests {
         let mut two = [(); 2].map(|()| Handle::start(&context).expect("a worker"));
         two.sort_by_key(|worker| std::cmp::Reverse(worker.shared.id));
         two
+    }
+
+    struct Counts(Arc<AtomicUsize>);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn counting(count: &Arc<AtomicUsize>) -> Waker {
+        Arc::new(Counts(Arc::clone(count))).into()
     }
 
     /// How many connections a worker has, and how many of them somebody holds.
@@ -356,9 +377,68 @@ mod tests {
                 until_one(&two).await;
             }
         };
-        let limit = std::time::Duration::from_secs(120);
+        let limit = Duration::from_secs(120);
         let rounds = async { tokio::time::timeout(limit, rounds).await };
         runtime.block_on(rounds).expect("it hangs");
+    }
+
+    /// Whoever's own connections stand waits for one of the peer's that is being accepted for as long as it takes, and longer than the peer's listener would wait.
+    #[test]
+    fn who_waits_for_the_peers_own_keeps_no_listener_waiting() {
+        run(async {
+            let context = Context::builder()
+                .transports("shm")
+                .map(|builder| builder.handshake_timeout(Duration::from_millis(200)))
+                .and_then(|builder| builder.build());
+            let context = context.expect("a context");
+            let mut two = [(); 2].map(|()| Handle::start(&context).expect("a worker"));
+            two.sort_by_key(|worker| worker.shared.id);
+            let [here, there] = &two;
+            let to = address(&there.shared).expect("an address");
+            let mut dial = Box::pin(connect(&here.shared, Destination::Worker(to)));
+            assert!(poll_immediate(&mut dial).await.is_none());
+            let met = Met::accepts(&here.shared, there.shared.id).expect("not told yet");
+            let wait = tokio::time::timeout(Duration::from_millis(700), &mut dial);
+            wait.await.expect_err("it waits for the other");
+            drop(met);
+            dial.await.expect("nothing came of that");
+        });
+    }
+
+    /// What comes of one peer wakes nobody who waits for another, and is no connection of that.
+    #[test]
+    fn arrivals_are_those_of_one_peer() {
+        run(async {
+            let [here, there] = two("shm");
+            let (here, worker) = (&here.shared, there.shared.id);
+            let others = [WorkerId([1; 16]), WorkerId([2; 16])];
+            let mets = others.map(|other| Met::accepts(here, other).expect("nobody dials"));
+            let count = Arc::new(AtomicUsize::new(0));
+            let waker = counting(&count);
+            let mut cx = TaskContext::from_waker(&waker);
+            let mut waits = others.map(|other| Box::pin(arrival(here, other)));
+            for wait in &mut waits {
+                assert!(wait.as_mut().poll(&mut cx).is_pending());
+            }
+            let to = address(here).expect("an address");
+            let made = connect(&there.shared, Destination::Worker(to)).await;
+            made.expect("connected");
+            while claim(here, worker).is_none() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(count.load(SeqCst), 0, "woken by another's");
+            let [first, second] = mets;
+            drop(first);
+            assert_eq!(count.load(SeqCst), 1);
+            assert!(waits[0].as_mut().poll(&mut cx).is_ready());
+            drop(second);
+            assert_eq!(count.load(SeqCst), 2);
+            drop(waits);
+            here.with(|engine| {
+                let ctx = engine.ctx();
+                assert!(ctx.arrivals.is_empty() && ctx.unclaimed.is_empty());
+            });
+        });
     }
 
     /// Who waits for a peer's connection has one place, however often it is polled, and leaves none.
@@ -368,7 +448,12 @@ mod tests {
             let [here, there] = two("shm");
             let (here, worker) = (&here.shared, there.shared.id);
             let met = Met::accepts(here, worker).expect("nobody dials");
-            let places = || here.with(|engine| engine.ctx().arrivals.len());
+            let places = || {
+                here.with(|engine| {
+                    let arrivals = engine.ctx().arrivals.values();
+                    arrivals.map(|waiters| waiters.len()).sum::<usize>()
+                })
+            };
             {
                 let mut waits = pin!(arrival(here, worker));
                 let mut cx = TaskContext::from_waker(Waker::noop());
