@@ -597,6 +597,18 @@ async fn observe(
     Ok(())
 }
 
+/// Who is there now.
+async fn members_now(options: &EtcdOptions, group: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+    let folder = options.folder(group)?;
+    let mut client = options.connect().await.map_err(told)?;
+    Ok(fetch(&mut client, &folder).await?.0)
+}
+
+/// The numbers below `size` that no member has, the lowest first.
+fn free<V>(size: usize, taken: &BTreeMap<String, V>) -> impl Iterator<Item = usize> {
+    (0..size).filter(|rank| !taken.contains_key(&rank.to_string()))
+}
+
 /// All members, and the state of etcd that they are of.
 async fn fetch(client: &mut Client, folder: &str) -> Result<(BTreeMap<String, Vec<u8>>, i64)> {
     // The byte after `/`.
@@ -751,7 +763,9 @@ impl EtcdBootstrap {
             return place.meet(size, options, deadline).await;
         }
         loop {
-            for rank in 0..size {
+            // Trying for one that is taken takes long. Where the list is not to be had, the tries tell why.
+            let taken = members_now(etcd, group).await.unwrap_or_default();
+            for rank in free(size, &taken) {
                 match Place::take(etcd, group, rank, deadline, false).await {
                     // Another's. What goes wrong with a place that was taken is no reason to try another.
                     Err(error) if error.kind() == ErrorKind::Configuration => {}
@@ -900,5 +914,18 @@ impl Bootstrap for EtcdBootstrap {
     }
     async fn leave(&self) {
         self.bootstrap.leave().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_taken_are_not_tried() {
+        let taken = ["0", "1", "01", "3", "x"].map(|name| (name.to_owned(), ()));
+        let taken = BTreeMap::from(taken);
+        assert_eq!(free(6, &taken).collect::<Vec<_>>(), [2, 4, 5]);
+        assert_eq!(free(2, &taken).count(), 0);
     }
 }
