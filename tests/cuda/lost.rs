@@ -16,7 +16,7 @@ use crate::{
     fixture::{
         Bench, DEVICE, accelerator, block_until, context, control, device_end, live, pinned_end,
     },
-    support::this_test,
+    support::{block_at_rest, this_test},
 };
 
 #[test]
@@ -125,6 +125,46 @@ fn a_context_destroyed_under_copies() {
     bench
         .copy(pinned.end(0), device.end(0), 64)
         .expect("copies");
+}
+
+/// An error that does not say that the context is lost: the device may go on with what is in its streams, and has its pages.
+#[test]
+fn a_device_that_may_go_on_keeps_its_pages() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let (device, pinned) = (bench.allocate(DEVICE, 4096), bench.pinned(4096));
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    control("hold");
+    for (token, fault) in [(1, ""), (2, "fault cuCtxPushCurrent_v2@1=999")] {
+        if !fault.is_empty() {
+            control(fault);
+        }
+        bench
+            .begin(pinned.end(0), device.end(0), 4096, token)
+            .expect("begins");
+        bench.engine.flush();
+    }
+    bench.drain(2);
+    for (_, told) in bench.sink.done.drain(..) {
+        let error = told.expect_err("lost");
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    }
+    let before = live("registered");
+    drop(pinned);
+    // Nor does the end of the engine wait for it.
+    drop(bench);
+    block_at_rest("what is left", Duration::from_millis(50), || {
+        control("live")
+    });
+    control("release");
+    block_at_rest("what is left", Duration::from_millis(50), || {
+        control("live")
+    });
+    assert_eq!(live("registered"), before);
+    drop(device);
+    assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
 /// The old worker's addresses may be the new one's: it stays without the device.

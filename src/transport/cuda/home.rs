@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Release},
     time::{Duration, Instant},
 };
 
@@ -56,7 +56,7 @@ pub(super) struct Home {
     /// Those whose memory cannot be registered, to be reported.
     refused: Vec<(Queued, Error)>,
     lost: Option<Error>,
-    /// Whether it was given up with work in its streams.
+    /// Whether it was given up, or lost, with work in its streams that may go on.
     stuck: bool,
     bell: Arc<Bell>,
 }
@@ -133,12 +133,19 @@ impl Home {
         }
     }
 
-    /// The device is gone: what was under way is reported.
+    /// The device is gone: what was under way is reported. After an error that does not end the context it may go on all the same.
     pub(super) fn lose(&mut self, error: Error, reports: &mut Reports) {
+        let is_end = is_end(&error);
+        let busy = |queues: &[CopyQueue]| !is_end && queues.iter().any(CopyQueue::has_flying);
+        let (goes_on, copies) = (busy(&self.queues), busy(&self.queues[..ROUTES.len()]));
         let error = lost(&self.context, error);
         tracing::debug!(target: "wharf::cuda", "{error}");
-        self.abandon(false, &error, reports);
+        self.abandon(goes_on, &error, reports);
         self.lost = Some(error);
+        self.stuck |= goes_on;
+        if copies {
+            self.shared.given_up.store(true, Release);
+        }
     }
 
     /// Reports everything. `goes_on`: the device may still touch what is in its streams.
@@ -428,7 +435,7 @@ impl accelerator::Home for Home {
 
     fn close(mut self, deadline: Instant) {
         // Waits of the side streams end with the words that are there, but not at once.
-        let quiet = self.lost.is_some() || (!self.stuck && self.settle(deadline));
+        let quiet = !self.stuck && (self.lost.is_some() || self.settle(deadline));
         self.queues.clear();
         if !quiet {
             tracing::warn!(
