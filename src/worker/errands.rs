@@ -4,7 +4,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, Weak},
     task::Poll,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::time::timeout;
@@ -27,6 +27,8 @@ use crate::{
 
 /// How often a connection is looked after that closes and that nobody holds.
 const MINUTE: Duration = Duration::from_secs(60);
+/// Between two looks at who holds what others wait for.
+const ATTENTION: Duration = Duration::from_secs(5);
 
 /// Does errands of a worker's, as long as that is there.
 pub(crate) struct OffLock(Weak<Shared>);
@@ -150,6 +152,13 @@ impl Errands for OffLock {
                 tokio::task::yield_now().await;
             };
             Box::new(move |movers: &mut Movers| movers.registered(link, key, result)) as Told
+        }))
+    }
+
+    fn attend(&self) -> Box<dyn Send> {
+        self.wait(Box::pin(async {
+            tokio::time::sleep(ATTENTION).await;
+            Box::new(|movers: &mut Movers| movers.make_way(Instant::now())) as Told
         }))
     }
 

@@ -88,16 +88,27 @@ pub(super) struct Bed {
 impl Bed {
     pub(super) fn new(room: usize) -> Self {
         let regions = Arc::new(RegionTable::default());
-        let mut core = Core::new(regions.clone(), RendezvousThreshold::default());
-        let (sent, room) = (Sent::default(), Arc::new(AtomicUsize::new(room)));
-        let link = Notes {
-            sent: sent.clone(),
-            room: room.clone(),
+        let core = Core::new(regions.clone(), RendezvousThreshold::default());
+        let mut bed = Self {
+            core,
+            sent: Sent::default(),
+            room: Arc::new(AtomicUsize::new(room)),
+            regions,
         };
-        let account = core.movers.ctx.ledger.open(Source::User(1));
-        core.movers.ctx.add_peer(Peer::new(Made {
-            id: EndpointId(1),
-            slot: LINK,
+        bed.connect(LINK);
+        bed
+    }
+
+    /// Adds a connection. What all of them send is noted in one place.
+    pub(super) fn connect(&mut self, slot: LinkId) {
+        let link = Notes {
+            sent: self.sent.clone(),
+            room: self.room.clone(),
+        };
+        let account = self.core.movers.ctx.ledger.open(Source::User(1));
+        self.core.movers.ctx.add_peer(Peer::new(Made {
+            id: EndpointId(1 + slot.index() as u64),
+            slot,
             interface: 0,
             link: Box::new(link),
             short: 48,
@@ -115,12 +126,11 @@ impl Bed {
             one_copy: None,
             handles: 1,
         }));
-        Self {
-            core,
-            sent,
-            room,
-            regions,
-        }
+    }
+
+    /// What was sent since this was asked last.
+    pub(super) fn sent(&mut self) -> Vec<(u8, u64, Vec<u8>)> {
+        std::mem::take(&mut *self.sent.lock())
     }
 
     /// Begins a ledger with these limits.
@@ -142,7 +152,7 @@ impl Bed {
         {
             self.core.pump(LINK);
         }
-        std::mem::take(&mut *self.sent.lock())
+        self.sent()
     }
 
     pub(super) fn expose(&self, length: usize, access: Access) -> Region {
@@ -160,7 +170,7 @@ impl Bed {
         body: &[u8],
     ) -> Result<Vec<(u8, u64, Vec<u8>)>> {
         self.core.message(LINK, id, header, body)?;
-        Ok(std::mem::take(&mut *self.sent.lock()))
+        Ok(self.sent())
     }
 
     #[track_caller]

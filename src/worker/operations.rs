@@ -449,7 +449,7 @@ pub(crate) enum Work {
     Write(DeviceWrite),
     /// A fragment that a link sends from where it is.
     Frame {
-        _fragment: Fragment,
+        fragment: Fragment,
     },
     /// A copy between two memories of this process.
     Copy(LocalCopy),

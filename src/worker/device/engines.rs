@@ -38,6 +38,8 @@ pub(crate) struct Devices {
     pub(in crate::worker) steps: VecDeque<OpKey>,
     /// Operations that wait for a fragment, by the link that they need it for.
     pub(in crate::worker) waiting: Vec<Waiting>,
+    /// Whether somebody looks after them: see `Movers::make_way`.
+    pub(in crate::worker) attended: bool,
     /// Copies that streams of the program's come after, and do not wait for yet.
     pub(in crate::worker) thens: Vec<OpKey>,
     context: Option<Context>,
@@ -125,8 +127,8 @@ impl Use {
 
 pub(in crate::worker) struct Waiting {
     pub(in crate::worker) slot: usize,
-    side: Side,
-    link: Option<LinkId>,
+    pub(in crate::worker) side: Side,
+    pub(in crate::worker) link: Option<LinkId>,
     /// In the order in which they came.
     pub(in crate::worker) ops: VecDeque<OpKey>,
 }
@@ -274,7 +276,7 @@ impl Devices {
             })
     }
 
-    fn pinned(&self, slot: usize) -> Option<&Arc<Pinned>> {
+    pub(in crate::worker) fn pinned(&self, slot: usize) -> Option<&Arc<Pinned>> {
         self.engine(slot)?.pinned.as_ref().ok()
     }
 

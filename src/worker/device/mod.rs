@@ -29,6 +29,8 @@
 //! Tests: `tests/device/`.
 
 pub(in crate::worker) mod blocks;
+#[cfg(test)]
+mod crowded;
 pub(in crate::worker) mod engines;
 #[cfg(test)]
 pub(in crate::worker) mod hostile;

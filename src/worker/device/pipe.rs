@@ -28,6 +28,8 @@ pub(crate) struct Staged {
     pub(crate) copies: u32,
     /// The operation that this one does a part of, and which.
     pub(crate) parent: Option<(OpKey, u32)>,
+    /// Where that part travels from or to.
+    pub(in crate::worker) fragment: Option<Fragment>,
     /// A message that came unasked, and what it takes of its sender's window until it is where it belongs.
     pub(in crate::worker) source: Option<Buffer>,
     pub(in crate::worker) credit: u64,

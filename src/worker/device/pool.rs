@@ -2,9 +2,16 @@
 //!
 //! There are two pools for each engine. Fragments of [`Side::Out`] are filled from memory of this process and wait for nothing but the device and
 //! the link; those of [`Side::In`] are held while a peer fills them, which may itself be waiting for one of its [`Side::Out`]. So nobody waits in a
-//! circle. One link holds no more than a half of a pool, that a peer which has stopped does not stop the others.
+//! circle. One link holds no more than a half of a pool, that a peer which has stopped does not
+//! stop the others. Where several peers hold all of it and others wait, the connection goes whose
+//! peer has had a fragment for longest, once that is longer than [`Side::patience`]. A fragment is
+//! never taken from under a peer: the link lets go of it first.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -28,6 +35,18 @@ pub(crate) enum Side {
     Out,
     /// Bytes that a peer sends.
     In,
+}
+
+impl Side {
+    /// For how long a peer may have a fragment that others wait for. Who sends into one of
+    /// [`Side::In`] may have to wait until there is one of [`Side::Out`] at its end, where a peer
+    /// of its own is given this long.
+    pub(in crate::worker) const fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Out => 60,
+            Self::In => 120,
+        })
+    }
 }
 
 /// The memory of both sides.
@@ -106,7 +125,14 @@ impl Pinned {
             side,
             link,
             place,
+            since: Instant::now(),
         })))
+    }
+
+    /// Whether a link that may have a fragment waits for others to give one back.
+    pub(crate) fn is_lacking(&self, side: Side, link: Option<LinkId>) -> bool {
+        let free = self.sides[side as usize].lock();
+        free.places.is_empty() && free.of(link) < OF_A_LINK
     }
 
     /// Whether a fragment was given back since [`Pinned::has`] was last asked about this side.
@@ -137,9 +163,19 @@ struct Held {
     side: Side,
     link: Option<LinkId>,
     place: usize,
+    since: Instant,
 }
 
 impl Fragment {
+    /// Since when it is held, if it is of this pool.
+    pub(in crate::worker) fn held_since(
+        &self,
+        pinned: &Arc<Pinned>,
+        side: Side,
+    ) -> Option<Instant> {
+        (Arc::ptr_eq(&self.0.pinned, pinned) && self.0.side == side).then_some(self.0.since)
+    }
+
     /// Its first byte, good for writing by whoever was given the fragment.
     pub(crate) fn address(&self) -> *mut u8 {
         let start = self.0.pinned.memory.range().start() as usize;

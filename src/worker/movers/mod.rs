@@ -113,6 +113,8 @@ pub(crate) trait Errands: Send + Sync {
     fn wait(&self, work: Long) -> Box<dyn Send>;
     /// Clears the memory of a receive, bit by bit, and waits then for it to be registered. [`Movers::registered`] is told.
     fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send>;
+    /// Has [`Movers::make_way`] called in a while.
+    fn attend(&self) -> Box<dyn Send>;
     /// Ends a connection that closes and that nobody holds, should the peer not do so in time.
     fn see_off(&self, link: LinkId, id: EndpointId, said: bool) -> Box<dyn Send>;
 }

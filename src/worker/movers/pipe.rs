@@ -4,6 +4,8 @@
 //! What the processor copies lies in buffers that the operation owns, and in a fragment that a part of it holds, while no engine copies it.
 #![allow(unsafe_code)]
 
+use std::time::Instant;
+
 use crate::{
     error::{Error, ErrorKind},
     memory::run::{Location, Run},
@@ -16,7 +18,7 @@ use crate::{
             blocks::run_in,
             engines::skip,
             forbidden,
-            pipe::{Kind, Pipe, Staged, end},
+            pipe::{Kind, Pipe, Stage, Staged, end},
             pool::{Fragment, Side},
         },
         movers::Movers,
@@ -223,10 +225,70 @@ impl Movers {
             Ok(None) => {
                 self.ctx.waits(key, true);
                 self.devices.wait_for_fragment(key, slot, side, link);
+                self.attend();
             }
             Err(error) => self.ctx.staging_failed(key, error),
         }
         None
+    }
+
+    /// Has it looked after that who waits for a fragment gets one.
+    fn attend(&mut self) {
+        if !std::mem::replace(&mut self.devices.attended, true) {
+            self.errand(|errands| errands.attend());
+        }
+    }
+
+    /// Peers that have had fragments for too long, for which others wait, lose their connections:
+    /// of each pool the one that has had one for longest.
+    pub(crate) fn make_way(&mut self, now: Instant) {
+        self.devices.attended = false;
+        let mut lacking: Vec<(usize, Side)> = Vec::new();
+        for waiting in &self.devices.waiting {
+            let (slot, side) = (waiting.slot, waiting.side);
+            let pinned = self.devices.pinned(slot);
+            if pinned.is_some_and(|pinned| pinned.is_lacking(side, waiting.link))
+                && waiting.ops.iter().any(|op| self.ctx.pipe(*op).is_some())
+                && !lacking.contains(&(slot, side))
+            {
+                lacking.push((slot, side));
+            }
+        }
+        for (slot, side) in lacking {
+            if let Some((since, link)) = self.longest_held(slot, side)
+                && now.saturating_duration_since(since) >= side.patience()
+            {
+                let text = "the peer holds up memory that others wait for";
+                let error = Error::new(ErrorKind::DeadlineExceeded, text);
+                self.ctx.failures.push((link, error));
+            }
+        }
+        if !self.devices.waiting.is_empty() {
+            self.attend();
+        }
+    }
+
+    /// Which peer has had a fragment of a pool for longest, and since when. Where an engine has it,
+    /// the peer cannot help that.
+    fn longest_held(&self, slot: usize, side: Side) -> Option<(Instant, LinkId)> {
+        let pinned = self.devices.pinned(slot)?;
+        let held = self.ctx.operations.iter().filter_map(|(_, entry)| {
+            let link = entry.link.filter(|link| !self.ctx.is_to_itself(*link))?;
+            let staged = entry.staged.as_deref();
+            let parts = staged.and_then(|staged| staged.pipe.as_ref());
+            let parts = parts.into_iter().flat_map(|pipe| &pipe.parts);
+            let ready = parts.filter(|part| part.stage == Stage::Ready);
+            let ready = ready.filter_map(|part| part.fragment.as_ref());
+            let travelling = staged.and_then(|staged| staged.fragment.as_ref());
+            let lent = match &*entry.work {
+                Work::Frame { fragment } => Some(fragment),
+                _ => None,
+            };
+            let all = ready.chain(travelling).chain(lent);
+            let since = all.filter_map(|held| held.held_since(pinned, side));
+            Some((since.min()?, link))
+        });
+        held.min()
     }
 
     /// Takes a fragment for the next part: it, where the part is, and how long. `None`: there is no room for one, or it comes later, or the

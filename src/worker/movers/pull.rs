@@ -257,7 +257,8 @@ impl Movers {
                     offset,
                 )
             };
-            self.start_part(link, (key, part), priority, Work::Get(get), target);
+            let of = ((key, part), fragment);
+            self.start_part(link, of, priority, Work::Get(get), target);
         }
     }
 

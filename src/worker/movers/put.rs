@@ -68,11 +68,12 @@ impl Movers {
         }
         let address = fragment.address();
         // SAFETY: a fragment is at least that long and initialised, and nothing writes it until the part is over.
-        let buffer = unsafe { Buffer::from_raw(address, length, fragment) };
+        let buffer = unsafe { Buffer::from_raw(address, length, fragment.clone()) };
         let put = Put {
             layout,
             ..Put::new(buffer, (target.slot, target.generation), target.offset)
         };
-        self.start_part(link, (key, id), priority, Work::Put(put), Some(target));
+        let of = ((key, id), fragment);
+        self.start_part(link, of, priority, Work::Put(put), Some(target));
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     worker::{
         copy::{Remote, Transfer},
         ctx::Ctx,
+        device::Fragment,
         metrics::WorkerMetrics,
         movers::Movers,
         operations::{End, Work},
@@ -293,7 +294,7 @@ impl Movers {
     pub(in crate::worker) fn start_part(
         &mut self,
         link: LinkId,
-        parent: (OpKey, u32),
+        (parent, fragment): ((OpKey, u32), Fragment),
         priority: Priority,
         mut work: Work,
         target: Option<Target>,
@@ -301,7 +302,8 @@ impl Movers {
         let here = work.end();
         let key = self.ctx.operations.insert(Some(link), false, work);
         if let Some(entry) = self.ctx.operations.get(key) {
-            entry.staged.get_or_insert_default().parent = Some(parent);
+            let staged = entry.staged.get_or_insert_default();
+            (staged.parent, staged.fragment) = (Some(parent), Some(fragment));
             entry.priority = priority;
         }
         let Some(peer) = self.ctx.peer(link) else {

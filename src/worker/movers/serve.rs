@@ -255,9 +255,7 @@ impl Movers {
             let data = unsafe { slice::from_raw_parts(address, length) };
             link.am_bcopy(id, to, prefix, data)?;
         } else {
-            let holder = Work::Frame {
-                _fragment: fragment,
-            };
+            let holder = Work::Frame { fragment };
             let frame = lend(&mut self.ctx.operations, link_id, holder);
             let payload = RawSlice { address, length };
             // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.

@@ -5,15 +5,14 @@ use crate::{
     memory::Buffer,
     protocol::control::Pull,
     types::{Access, LinkId, OpKey},
-    worker::{
-        ctx::Ctx, device::within::Own, movers::Movers, operations::Work, peer::at, rma::Target,
-    },
+    worker::{ctx::Ctx, device::within::Own, movers::Movers, operations::Work, rma::Target},
 };
 
 impl Ctx {
     /// Whether a link ends where it begins.
-    pub(crate) fn is_to_itself(&mut self, link: LinkId) -> bool {
-        at(&mut self.peers, link).is_some_and(|peer| peer.is_own())
+    pub(crate) fn is_to_itself(&self, link: LinkId) -> bool {
+        let peer = self.peers.get(link.index()).and_then(Option::as_ref);
+        peer.is_some_and(|peer| peer.slot == link && peer.is_own())
     }
 
     fn announced_here(&mut self, link: LinkId, send: OpKey, total: usize) -> Result<Buffer> {

@@ -542,7 +542,7 @@ impl Movers {
             return Ok(Step::Parked);
         };
         let holder = || Work::Frame {
-            _fragment: fragment.clone(),
+            fragment: fragment.clone(),
         };
         // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
         let count = unsafe { turn.send(address, length, holder) }?;
