@@ -67,7 +67,9 @@ pub struct Quota {
     /// Bytes of memory in messages that arrived before anybody received them, or of which a part is here, with what is needed to keep them; in streams
     /// before anybody accepted them; in answers that wait until the peer reads; and in lists of blocks that it gets or puts.
     pub unexpected_bytes: u64,
-    /// Messages that arrived, or were announced, before anybody received them.
+    /// Messages that arrived, or were announced, before anybody received them. With those that
+    /// dropped receives put back, of which each counts as one however long it is, there may be
+    /// twice as many.
     pub unexpected_messages: u64,
     /// Streams that peers have opened and nobody has accepted. Of one connection at most 128, which is the protocol's limit.
     pub unaccepted_streams: u64,

@@ -248,12 +248,31 @@ impl Ledger {
         Ok(id)
     }
 
-    /// As [`Ledger::take`], for what is here already, and comes back: it is never refused.
+    /// As [`Ledger::take`], for what is here already, and comes back: it is counted whatever the
+    /// limits say.
     pub(crate) fn hold(&mut self, id: AccountId, amount: Amount) {
         if let Some(account) = self.accounts.get_mut(id.index()) {
             account.held.add(amount);
             self.sources[account.source as usize].held.add(amount);
             self.held.add(amount);
+        }
+    }
+
+    /// Whether the messages that came back are too many: with them there may be twice as many as
+    /// the limits say.
+    ///
+    /// # Errors
+    /// `Exhausted`, with the limit.
+    pub(crate) fn check_messages(&mut self, id: AccountId) -> Result<()> {
+        let Some(account) = self.accounts.get(id.index()) else {
+            return Ok(());
+        };
+        let source = &self.sources[account.source as usize];
+        let held = [&account.held, &source.held, &self.held];
+        let exceeds = |whose: &usize| held[*whose].0[1] / 2 >= self.limits[*whose].0[1];
+        match (0..WHOSE.len()).find(exceeds) {
+            Some(whose) if source.source != Source::Itself => Err(self.refuse(1, whose)),
+            _ => Ok(()),
         }
     }
 

@@ -224,11 +224,17 @@ impl Core {
         Ok(())
     }
 
-    /// Puts a message back where it was.
+    /// Puts a message back where it was. It is in the memory of a receive that the program has
+    /// dropped, and counts as one, however long it is. A peer has many put back where it is slow in
+    /// sending them, and the program gives each of them a receive of its own, for some time: they
+    /// are bounded by their number.
     pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
-        let account = self.movers.ctx.account(message.link);
+        let (account, link) = (self.movers.ctx.account(message.link), message.link);
         self.movers.ctx.ledger.hold(account, amount(&message));
         self.place_unexpected(order, account, message);
+        if let Err(error) = self.movers.ctx.ledger.check_messages(account) {
+            self.movers.ctx.failures.push((link, error));
+        }
     }
 
     fn place_unexpected(&mut self, order: Arrival, account: AccountId, message: Unexpected) {
@@ -300,6 +306,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        memory::BufferMut,
         protocol::{am, control},
         transport::Sink,
         types::AmId,
@@ -446,5 +453,48 @@ mod tests {
             0,
             "the account went with the last"
         );
+    }
+
+    /// Receives of their own for messages that the peer announces, and of which nothing comes
+    /// before their futures are dropped.
+    fn put_back(bed: &mut Bed, count: u64) {
+        for number in 0..count {
+            let buffer = BufferMut::from(vec![0; 100]);
+            let key = bed.core.post_receive(Tag(7), Mask::ALL, buffer, false);
+            bed.say(control::TAG_RTS, 7, &rts(100, number))
+                .expect("announced");
+            bed.core.drop_future(key);
+        }
+    }
+
+    /// A peer that announces messages, and is slow in sending them until their receives are
+    /// dropped, has no more put back than twice its limit.
+    #[test]
+    fn messages_that_are_put_back_are_bounded() {
+        let mut bed = Bed::new(usize::MAX);
+        bed.limit(|limits| limits.each_connection(|quota| quota.unexpected_messages(50)));
+        put_back(&mut bed, 99);
+        assert_eq!(bed.core.unexpected.len(), 99);
+        assert!(bed.core.movers.ctx.failures.is_empty());
+        put_back(&mut bed, 1);
+        let (link, error) = bed.core.movers.ctx.failures.pop().expect("too many");
+        assert_eq!((link, error.kind()), (LINK, ErrorKind::Exhausted));
+        bed.core.fail(link, error);
+        assert!(bed.core.unexpected.is_empty());
+        assert_eq!(bed.core.movers.ctx.operations.len(), 0);
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
+    }
+
+    /// One that is long ends nothing.
+    #[test]
+    fn a_long_message_is_put_back() {
+        let mut bed = limited(64 << 10);
+        let buffer = BufferMut::from(vec![0; 200_000]);
+        let key = bed.core.post_receive(Tag(7), Mask::ALL, buffer, false);
+        bed.say(control::TAG_EAGER, 7, &vec![1; 200_000])
+            .expect("received");
+        bed.core.drop_future(key);
+        assert_eq!(bed.core.unexpected.len(), 1);
+        assert!(bed.core.movers.ctx.failures.is_empty());
     }
 }
