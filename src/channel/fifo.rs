@@ -255,7 +255,8 @@ impl Place<'_> {
             Err(PushError::Full) => {}
             result => return Poll::Ready(result),
         }
-        self.fifo.room.lock().leave(&mut self.ticket, waker);
+        let before = self.fifo.room.lock().leave(&mut self.ticket, waker);
+        drop(before);
         match self.fifo.push_noted(words, note) {
             Err(PushError::Full) => Poll::Pending,
             result => Poll::Ready(result),

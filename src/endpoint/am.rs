@@ -413,7 +413,8 @@ impl AmSink {
             },
             |engine, waker| {
                 if let Some(peer) = engine.ctx().endpoint(link, own) {
-                    peer.ready.leave(ticket, waker);
+                    let before = peer.ready.leave(ticket, waker);
+                    engine.ctx().drop_later(before);
                 }
             },
         )

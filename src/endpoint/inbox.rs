@@ -184,9 +184,9 @@ impl Opened {
                 None => engine.closing.map(|_| None),
             },
             |engine, waker| {
-                if let Some(slot) = engine.core.am_waker(self.id, self.serial) {
-                    slot.leave(waker);
-                }
+                let slot = engine.core.am_waker(self.id, self.serial);
+                let before = slot.and_then(|slot| slot.leave(waker));
+                engine.ctx().drop_later(before);
             },
         )
     }

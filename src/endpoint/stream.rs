@@ -650,7 +650,8 @@ fn poll_stream(
         },
         |engine, waker| {
             if let Some(waiters) = engine.ctx().stream_waiters(link, opens) {
-                waiters.leave(ticket, waker);
+                let before = waiters.leave(ticket, waker);
+                engine.ctx().drop_later(before);
             }
         },
     );

@@ -16,7 +16,7 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::{matching::Arrival as Order, window::SHORT},
     types::{EndpointId, LinkId, Mask, OpKey, Priority, Tag},
-    util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
+    util::{copy::copied, seldom::Seldom},
     worker::{
         Handle,
         aside::Deadline,
@@ -693,7 +693,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
                 // Entered at the end of the window, and something arrived while arming.
                 Some(key) => {
                     if !engine.core.is_over(key) {
-                        drop(engine.core.waker_of(key).and_then(WakerSlot::take));
+                        engine.core.take_waker(key);
                         engine.progress();
                     }
                     engine.core.is_over(key).then_some(Found::Entered(key))

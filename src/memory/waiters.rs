@@ -57,11 +57,13 @@ impl Waiters {
                 })
             }
         };
-        if let Some(waiter) = list.get_mut(key) {
+        let before = list.get_mut(key).and_then(|waiter| {
             waiter.at_least = at_least;
-            waiter.waker.leave(waker);
-        }
+            waiter.waker.leave(waker)
+        });
         mark();
+        drop(list);
+        drop(before);
         key
     }
 

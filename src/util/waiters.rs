@@ -13,17 +13,18 @@ struct Left {
 }
 
 impl Waiters {
-    /// Leaves a waker, in place of the one left under the same ticket.
-    pub(crate) fn leave(&mut self, ticket: &mut Option<u64>, waker: &Waker) {
+    /// Leaves a waker, in place of the one left under the same ticket, which it gives back.
+    #[must_use = "a waker is not dropped under the lock"]
+    pub(crate) fn leave(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
         let this = self.0.get_or_insert_default();
         let ticket = *ticket.get_or_insert_with(|| {
             this.next += 1;
             this.next
         });
-        this.wakers
-            .entry(ticket)
-            .and_modify(|left| left.clone_from(waker))
-            .or_insert_with(|| waker.clone());
+        match this.wakers.get(&ticket) {
+            Some(left) if left.will_wake(waker) => None,
+            _ => this.wakers.insert(ticket, waker.clone()),
+        }
     }
 
     /// Takes one out: its future is gone.
@@ -60,8 +61,8 @@ mod tests {
         let mut waiters = Waiters::default();
         let (mut first, mut second) = (None, None);
         for _ in 0..100 {
-            waiters.leave(&mut first, Waker::noop());
-            waiters.leave(&mut second, Waker::noop());
+            drop(waiters.leave(&mut first, Waker::noop()));
+            drop(waiters.leave(&mut second, Waker::noop()));
         }
         assert_eq!(waiters.len(), 2);
         assert!(waiters.forget(first.expect("a ticket")).is_some());
@@ -69,7 +70,7 @@ mod tests {
         waiters.take(&mut woken);
         assert_eq!((woken.len(), waiters.len()), (1, 0));
         // Woken and polled again: the ticket still holds.
-        waiters.leave(&mut second, Waker::noop());
+        drop(waiters.leave(&mut second, Waker::noop()));
         assert!(waiters.forget(second.expect("a ticket")).is_some());
         assert!(waiters.forget(second.expect("a ticket")).is_none());
     }

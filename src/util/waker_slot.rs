@@ -8,11 +8,13 @@ use std::task::Waker;
 pub(crate) struct WakerSlot(Option<Waker>);
 
 impl WakerSlot {
-    /// Leaves `waker`, in place of one left before. Cloned only when it is another task's.
-    pub(crate) fn leave(&mut self, waker: &Waker) {
+    /// Leaves `waker`, in place of one left before, which it gives back. Cloned only when it is
+    /// another task's.
+    #[must_use = "a waker is not dropped under the lock"]
+    pub(crate) fn leave(&mut self, waker: &Waker) -> Option<Waker> {
         match &mut self.0 {
-            Some(left) => left.clone_from(waker),
-            None => self.0 = Some(waker.clone()),
+            Some(left) if left.will_wake(waker) => None,
+            left => left.replace(waker.clone()),
         }
     }
 
@@ -22,7 +24,9 @@ impl WakerSlot {
         self.0.is_none()
     }
 
-    /// Takes what was left: to be woken after the lock is gone, or, by the waiter itself while it looks, not at all.
+    /// Takes what was left: to be woken after the lock is gone, or, by the waiter itself while it
+    /// looks, not at all, but dropped after it.
+    #[must_use = "a waker is not dropped under the lock"]
     pub(crate) fn take(&mut self) -> Option<Waker> {
         self.0.take()
     }
@@ -71,7 +75,7 @@ mod models {
                 if entry.over {
                     return Poll::Ready(());
                 }
-                entry.slot.leave(cx.waker());
+                drop(entry.slot.leave(cx.waker()));
                 Poll::Pending
             }));
             other.join().unwrap();

@@ -50,7 +50,8 @@ impl Shared {
                 Some(peer) => match &peer.status {
                     Status::Closed(error) => Poll::Ready(Some(error.clone())),
                     _ => {
-                        peer.ending.leave(ticket, cx.waker());
+                        let before = peer.ending.leave(ticket, cx.waker());
+                        engine.ctx().drop_later(before);
                         Poll::Pending
                     }
                 },

@@ -14,7 +14,7 @@ use crate::{
     },
     types::{LinkId, OpKey},
     worker::{
-        ctx::{Ctx, Event, message_of},
+        ctx::{Ctx, Event},
         direct::Direct,
         inbox::Inboxes,
         movers::Movers,
@@ -78,7 +78,8 @@ impl Core {
             return;
         };
         self.take_named(Name::Arriving(key));
-        match (message_of(&mut entry, ended), successor, failure) {
+        let message = self.movers.ctx.message_of(&mut entry, ended);
+        match (message, successor, failure) {
             (Some((order, message)), Some(successor), _) => {
                 self.movers.hand_over(*successor, order, message);
             }
@@ -287,7 +288,11 @@ impl Core {
         let Some(entry) = self.movers.ctx.operations.get(key) else {
             return;
         };
-        entry.waker.take();
+        let waker = entry.waker.take();
+        self.movers.ctx.drop_later(waker);
+        let Some(entry) = self.movers.ctx.operations.get(key) else {
+            return;
+        };
         if let (Work::Put(put), Some(Ended::Done(Ok(())))) = (&*entry.work, &entry.outcome)
             && !put.acknowledged
         {

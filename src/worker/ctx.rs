@@ -292,11 +292,44 @@ impl Ctx {
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     pub(crate) fn put_back(&mut self, mut entry: Entry, ended: Ended) {
         if !entry.discards
-            && let Some((order, message)) = message_of(&mut entry, ended)
+            && let Some((order, message)) = self.message_of(&mut entry, ended)
         {
             self.events.push_back(Event::Returned(order, message));
         }
         self.defer_drop_entry(entry);
+    }
+
+    /// The message that a receive or claim ended with, and its place.
+    pub(crate) fn message_of(
+        &mut self,
+        entry: &mut Entry,
+        ended: Ended,
+    ) -> Option<(Order, Unexpected)> {
+        match (ended, &mut *entry.work, entry.link) {
+            (Ended::Done(Ok(())), Work::Recv(recv), Some(link)) => {
+                let buffer = std::mem::take(&mut recv.buffer);
+                Some((recv.order, self.message_again(recv.arrival?, link, buffer)))
+            }
+            (Ended::Claimed(message), ..) => Some(*message),
+            _ => None,
+        }
+    }
+
+    /// The message again, of what lies in the buffer of a receive that nobody waits for any more.
+    /// Buffers of a list that have none of it go once the lock is gone.
+    pub(crate) fn message_again(
+        &mut self,
+        arrival: Arrival,
+        link: LinkId,
+        buffer: BufferMut,
+    ) -> Unexpected {
+        let Arrival { length, tag, from } = arrival;
+        let whole = buffer.freeze();
+        let (data, ack, credit) = (whole.slice(..length), None, 0);
+        if whole.is_lent() {
+            self.deferred.push(Deferred::Buffer(whole));
+        }
+        Unexpected::new(link, from, tag, Body::Whole { data, ack, credit })
     }
 
     /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
@@ -518,19 +551,6 @@ pub(crate) fn sender_gone() -> Error {
         ErrorKind::ConnectionReset,
         "the sender is gone, and the message with it",
     )
-}
-
-/// The message that a receive or claim ended with, and its place.
-pub(crate) fn message_of(entry: &mut Entry, ended: Ended) -> Option<(Order, Unexpected)> {
-    match (ended, &mut *entry.work, entry.link) {
-        (Ended::Done(Ok(())), Work::Recv(recv), Some(link)) => {
-            let arrival = recv.arrival?;
-            let message = arrival.into_message(link, std::mem::take(&mut recv.buffer));
-            Some((recv.order, message))
-        }
-        (Ended::Claimed(message), ..) => Some(*message),
-        _ => None,
-    }
 }
 
 /// Copies a message into a receive buffer.

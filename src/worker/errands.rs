@@ -171,7 +171,8 @@ impl Errands for OffLock {
                         let polled = worker.upgrade().map(|shared| {
                             shared.with(|engine| match engine.ctx().endpoint(link, id) {
                                 Some(peer) if peer.is_alive() => {
-                                    peer.ending.leave(&mut ticket, cx.waker());
+                                    let before = peer.ending.leave(&mut ticket, cx.waker());
+                                    engine.ctx().drop_later(before);
                                     Poll::Pending
                                 }
                                 _ => Poll::Ready(()),

@@ -74,6 +74,8 @@ mod incomplete;
 mod inside;
 pub(crate) mod layout;
 mod lent;
+#[cfg(test)]
+mod let_go;
 mod list;
 mod metrics;
 pub(crate) mod movers;

@@ -88,16 +88,6 @@ impl Arrival {
         }
     }
 
-    /// The message again, of what lies in the buffer of a receive that nobody waits for any more.
-    pub(crate) fn into_message(self, link: LinkId, buffer: BufferMut) -> Unexpected {
-        let body = Body::Whole {
-            data: buffer.freeze().slice(..self.length),
-            ack: None,
-            credit: 0,
-        };
-        Unexpected::new(link, self.from, self.tag, body)
-    }
-
     /// The message that keeps its place while it arrives at this operation.
     pub(crate) fn into_arriving(self, link: LinkId, op: OpKey) -> Unexpected {
         let length = self.length;

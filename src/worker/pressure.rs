@@ -1,5 +1,7 @@
 //! Memory that is let go of under the lock and dropped after it.
 
+use std::task::Waker;
+
 use crate::{
     memory::{Buffer, BufferMut},
     worker::operations::Work,
@@ -12,6 +14,9 @@ pub(crate) enum Deferred {
     Buffer(Buffer),
     Memory(BufferMut),
     Own(crate::worker::device::Own),
+    /// Of a task that need not be woken. It may be the last that holds the task, and futures of
+    /// this worker in it.
+    Waker(Waker),
     /// Something that takes long begins when this is dropped.
     Errand(Box<dyn Send>),
 }

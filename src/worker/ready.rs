@@ -32,7 +32,8 @@ impl Shared {
             },
             |engine, waker| {
                 if let Some(peer) = engine.core.movers.ctx.endpoint(link, id) {
-                    peer.ready.leave(ticket, waker);
+                    let before = peer.ready.leave(ticket, waker);
+                    engine.ctx().drop_later(before);
                 }
             },
         )

@@ -36,7 +36,7 @@ use crate::{
     },
     transport::{Connector, Pair, Reach},
     types::{LinkId, OpKey, WorkerId},
-    util::{lock::RwLock, tasks::spawn, wake::wake_all, waker_slot::WakerSlot},
+    util::{lock::RwLock, tasks::spawn, wake::wake_all},
     worker::{
         connect::{Accepted, wireup::Wireup},
         engine::Engine,
@@ -472,7 +472,7 @@ impl Shared {
             |engine| {
                 if !engine.core.is_over(key) {
                     // Its own progress must not wake it.
-                    drop(engine.core.waker_of(key).and_then(WakerSlot::take));
+                    engine.core.take_waker(key);
                     engine.peek(|core| core.is_over(key));
                 }
                 if !engine.core.is_over(key) {
@@ -482,9 +482,8 @@ impl Shared {
                 Some(outcome.unwrap_or_else(|| Outcome::Done(Err(wrong()))))
             },
             |engine, waker| {
-                if let Some(slot) = engine.core.waker_of(key) {
-                    slot.leave(waker);
-                }
+                let before = engine.core.waker_of(key).and_then(|slot| slot.leave(waker));
+                engine.ctx().drop_later(before);
             },
         )
     }
@@ -499,9 +498,7 @@ impl Shared {
             |engine| {
                 if !engine.core.movers.ctx.is_queued(key) {
                     // Its own progress must not wake it.
-                    if let Some(entry) = engine.core.movers.ctx.operations.get(key) {
-                        entry.waker.take();
-                    }
+                    engine.core.take_waker(key);
                     engine.peek(|core| core.movers.ctx.is_queued(key));
                 }
                 engine.core.movers.ctx.is_queued(key).then(|| {
@@ -511,9 +508,8 @@ impl Shared {
                 })
             },
             |engine, waker| {
-                if let Some(entry) = engine.core.movers.ctx.operations.get(key) {
-                    entry.waker.leave(waker);
-                }
+                let before = engine.core.waker_of(key).and_then(|slot| slot.leave(waker));
+                engine.ctx().drop_later(before);
             },
         )
     }
@@ -537,7 +533,9 @@ fn leave_and_wake(mut engine: Guard<'_, Engine>) {
     engine.core.movers.ctx.counts.wakes += count as u64;
     engine.happened = engine.happened.wrapping_add(count as u64);
     engine.woken = engine.woken.saturating_add(count);
-    engine.watch.tell();
+    if count > 0 {
+        engine.watch.tell();
+    }
     let deferred = engine.core.movers.ctx.deferred.pop();
     let more = if engine.core.movers.ctx.deferred.is_empty() {
         Vec::new()

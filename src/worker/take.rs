@@ -5,6 +5,8 @@
 //! core before that returns. Nothing else reads or writes the buffer meanwhile.
 #![allow(unsafe_code)]
 
+use std::task::Waker;
+
 use crate::{
     memory::BufferMut,
     protocol::{
@@ -73,7 +75,10 @@ impl Engine {
 
     /// The same for a posted receive, whose buffer lies in the queue: it is over then, and gone from there.
     #[inline(always)]
-    pub(crate) fn take_posted(&mut self, key: OpKey) -> Option<(Arrival, BufferMut, Owed)> {
+    pub(crate) fn take_posted(
+        &mut self,
+        key: OpKey,
+    ) -> Option<(Arrival, (BufferMut, Option<Waker>), Owed)> {
         if self.is_armed() {
             return None;
         }
@@ -89,8 +94,7 @@ impl Engine {
         };
         // SAFETY: the room is the buffer's, which the posted receive owns, and which nobody else reaches during the call: it stays where it is.
         let (arrival, owed) = unsafe { self.take_wanted(&mut wanted) }?;
-        let buffer = self.core.take_receive(key)?;
-        Some((arrival, buffer, owed))
+        Some((arrival, self.core.take_receive(key)?, owed))
     }
 
     /// What follows [`Engine::take_tagged`].
@@ -104,8 +108,9 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn take_posted(&self, key: OpKey) -> Option<(Arrival, BufferMut, Begun<'_>)> {
         let mut inside = self.owner_inside()?;
-        let (arrival, buffer, owed) = inside.take_posted(key)?;
+        let (arrival, (buffer, waker), owed) = inside.take_posted(key)?;
         let begun = inside.over();
+        drop(waker);
         if !owed.is_nothing() {
             begun.settle(owed);
         }

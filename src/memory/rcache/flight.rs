@@ -61,9 +61,10 @@ impl<T> Flight<T> {
             None => state.waiters.insert(WakerSlot::default()),
         };
         *key = Some(place);
-        if let Some(waiter) = state.waiters.get_mut(place) {
-            waiter.leave(cx.waker());
-        }
+        let waiter = state.waiters.get_mut(place);
+        let before = waiter.and_then(|waiter| waiter.leave(cx.waker()));
+        drop(state);
+        drop(before);
         Poll::Pending
     }
 

@@ -156,10 +156,11 @@ impl<'a> Waits<'a> {
 
     fn leave(&mut self, waker: &Waker) {
         let ticket = &mut self.ticket;
-        self.shared.with(|engine| {
+        let before = self.shared.with(|engine| {
             let waiters = engine.ctx().arrivals.entry(self.worker).or_default();
-            waiters.leave(ticket, waker);
+            waiters.leave(ticket, waker)
         });
+        drop(before);
     }
 }
 

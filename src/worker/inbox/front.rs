@@ -144,13 +144,14 @@ impl Engine {
         }
         inbox.running = false;
         // Its own progress must not wake it.
-        inbox.waker.take();
+        let waker = inbox.waker.take();
         self.core.inboxes.awaited = Some(Awaited {
             id,
             capacity: inbox.capacity,
             keeps,
             arrived: None,
         });
+        self.core.movers.ctx.drop_later(waker);
         let lent = Looking(self);
         lent.0.progress();
         match &mut lent.0.core.inboxes.awaited {

@@ -48,7 +48,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey},
     worker::{
         copy::Transfer,
-        ctx::{Ctx, message_of, sender_gone},
+        ctx::{Ctx, sender_gone},
         device::{Devices, route::What},
         one_sided::OneSided,
         operations::{
@@ -179,7 +179,7 @@ impl Movers {
         if arrived {
             if let Some(mut entry) = self.ctx.operations.remove(op)
                 && let Some(ended) = entry.outcome.take()
-                && let Some((order, message)) = message_of(&mut entry, ended)
+                && let Some((order, message)) = self.ctx.message_of(&mut entry, ended)
             {
                 self.hand_over(key, order, message);
                 self.ctx.defer_drop_entry(entry);

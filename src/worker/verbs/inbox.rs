@@ -152,7 +152,8 @@ impl Core {
     /// Closes an inbox: what waits in it is refused. Gives back what is to be dropped without the lock.
     pub(crate) fn am_close(&mut self, id: AmId, serial: u64) -> Option<Waker> {
         self.inboxes.own(id, serial)?;
-        let inbox = self.inboxes.open.remove(id.0)?;
+        let mut inbox = self.inboxes.open.remove(id.0)?;
+        self.movers.ctx.drop_later(inbox.waker.take());
         // By connection: messages, and bytes of those that came unasked.
         let mut refusals: Vec<(LinkId, u32, u64)> = Vec::new();
         for standing in inbox.queue {

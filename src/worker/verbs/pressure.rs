@@ -1,5 +1,7 @@
 //! Places: for another operation, for another announced message; and letting go of memory under the lock.
 
+use std::task::Waker;
+
 use crate::{
     error::{Error, Result},
     protocol::ANNOUNCEMENTS,
@@ -34,8 +36,15 @@ impl Ctx {
         }
     }
 
+    /// Lets go of a waker that is not to be called, once the lock is gone.
+    #[inline]
+    pub(crate) fn drop_later(&mut self, waker: Option<Waker>) {
+        self.deferred.extend(waker.map(Deferred::Waker));
+    }
+
     /// The same for an entry that was removed.
-    pub(crate) fn defer_drop_entry(&mut self, entry: Entry) {
+    pub(crate) fn defer_drop_entry(&mut self, mut entry: Entry) {
+        self.drop_later(entry.waker.take());
         let work = self.operations.work_of(entry);
         self.defer_drop(work);
     }

@@ -63,20 +63,18 @@ impl Core {
         Some((tag, mask, self.receive(id)?.buffer.run_mut()?))
     }
 
-    /// That message is in the memory. The buffer.
+    /// That message is in the memory. The buffer, and the waker, which is to be dropped without the
+    /// lock.
     #[inline(always)]
-    pub(crate) fn take_receive(&mut self, key: OpKey) -> Option<BufferMut> {
+    pub(crate) fn take_receive(&mut self, key: OpKey) -> Option<(BufferMut, Option<Waker>)> {
         let id = key.post_id().filter(|id| self.posted.waits(*id))?;
         let receive = self.receive(id)?;
-        let buffer = std::mem::take(&mut receive.buffer);
-        // Of the rest of one that waits only its waker owns something.
-        if !receive.waker.is_empty() {
-            drop(receive.waker.take());
-        }
+        // Of the rest of one that waits nothing else owns something.
+        let (buffer, waker) = (std::mem::take(&mut receive.buffer), receive.waker.take());
         self.posted.forget(id);
         self.receives -= 1;
         trace::ended("receive", None);
-        Some(buffer)
+        Some((buffer, waker))
     }
 
     /// The message of a receive that a pass has filled, and its buffer.
@@ -175,11 +173,19 @@ impl Core {
         Some(&mut self.receive(key.post_id()?)?.waker)
     }
 
+    /// Whoever looks by itself is not woken by what it moves.
+    #[inline]
+    pub(crate) fn take_waker(&mut self, key: OpKey) {
+        let waker = self.waker_of(key).and_then(WakerSlot::take);
+        self.movers.ctx.drop_later(waker);
+    }
+
     /// Has the future woken when it ends; at once, if it has.
     pub(crate) fn leave_waker(&mut self, key: OpKey, waker: &Waker) {
         let is_over = self.is_over(key);
         if let Some(slot) = self.waker_of(key) {
-            slot.leave(waker);
+            let before = slot.leave(waker);
+            self.movers.ctx.drop_later(before);
             if is_over {
                 self.movers.ctx.wakes.push(waker.clone());
             }
@@ -210,9 +216,10 @@ impl Core {
 
     /// Gives its place to others.
     fn take_out(&mut self, id: PostId) -> Option<Receive> {
-        let Posted::Receive(receive) = self.posted.remove(id)? else {
+        let Posted::Receive(mut receive) = self.posted.remove(id)? else {
             return None;
         };
+        self.movers.ctx.drop_later(receive.waker.take());
         if !matches!(receive.stage, Stage::Entered(_)) {
             self.receives -= 1;
         }
@@ -228,7 +235,8 @@ impl Core {
             Stage::Entered(entry) => self.drop_future(entry),
             Stage::Waiting | Stage::Failed(_) => self.movers.ctx.defer_drop_memory(receive.buffer),
             Stage::Arrived(arrival, link, order) => {
-                self.restore(order, arrival.into_message(link, receive.buffer));
+                let message = self.movers.ctx.message_again(arrival, link, receive.buffer);
+                self.restore(order, message);
             }
         }
     }

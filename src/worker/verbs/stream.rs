@@ -146,7 +146,7 @@ impl Core {
     pub(crate) fn drop_stream_reader(&mut self, key: StreamKey) -> Option<Stream> {
         let stream = self.streams.get(key)?;
         stream.reading.is_held = false;
-        stream.reading.waker.take();
+        self.movers.ctx.drop_later(stream.reading.waker.take());
         if stream.reading.end.is_none() && stream.ended.is_none() {
             let (link, header) = (stream.link, stream.header());
             self.movers
@@ -161,7 +161,7 @@ impl Core {
     pub(crate) fn drop_stream_writer(&mut self, key: StreamKey) -> Option<Stream> {
         let stream = self.streams.get(key)?;
         stream.writing.is_held = false;
-        stream.writing.waker.take();
+        self.movers.ctx.drop_later(stream.writing.waker.take());
         self.finish_stream(key);
         self.settle_stream(key)
     }

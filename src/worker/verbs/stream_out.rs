@@ -64,6 +64,11 @@ impl Core {
     /// Writes some of `data`. `Ok(0)`: no room now.
     #[inline]
     pub(crate) fn write_stream(&mut self, key: StreamKey, data: &[u8]) -> Result<usize, Broken> {
+        // Its own progress must not wake it.
+        if let Some(stream) = self.streams.get(key) {
+            let waker = stream.writing.waker.take();
+            self.movers.ctx.drop_later(waker);
+        }
         for attempt in 0..2 {
             let Some((stream, peer)) = self.writable(key) else {
                 return Err(self.unwritable(key));
@@ -71,8 +76,6 @@ impl Core {
             let header = stream.header();
             let link_id = stream.link;
             let writing = &mut stream.writing;
-            // Its own progress must not wake it.
-            writing.waker.take();
             // A link that copies everything itself needs no gathering before it.
             let at_once = data.len() >= SHORT || peer.attributes.max_zcopy == 0;
             let longest = peer.attributes.max_bcopy.min(COPIED);
@@ -126,14 +129,13 @@ impl Core {
         let is_short = data.len() as u64 <= writing.window.left()
             && data.len() <= peer.attributes.max_bcopy.min(COPIED);
         let gathers = data.len() < SHORT && peer.attributes.max_zcopy != 0;
-        if !is_short || gathers {
+        if !is_short || gathers || !writing.waker.is_empty() {
             return None;
         }
         let link = straight(writing, peer)?;
         // What it could not take, and why, is found once more.
         link.am_bcopy(control::STREAM_DATA, header, &[], data)
             .ok()?;
-        writing.waker.take();
         writing.window.take(data.len() as u64);
         Some(data.len())
     }
@@ -175,7 +177,7 @@ impl Core {
         let Some(stream) = self.streams.get(key) else {
             return Some(Err(Broken::Ended(crate::worker::send::closed())));
         };
-        stream.writing.waker.take();
+        self.movers.ctx.drop_later(stream.writing.waker.take());
         if stream.writing.left >= number {
             return Some(Ok(()));
         }
@@ -191,7 +193,7 @@ impl Core {
             let Some(stream) = self.streams.get(key) else {
                 return Some(Err(Broken::Ended(crate::worker::send::closed())));
             };
-            stream.writing.waker.take();
+            self.movers.ctx.drop_later(stream.writing.waker.take());
             match stream.write_error() {
                 None | Some(Broken::Finished) => {}
                 // Who reads no more may have read all of it.
@@ -221,7 +223,7 @@ impl Core {
     pub(crate) fn has_finished(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
         let stream = self.streams.get(key)?;
         let writing = &mut stream.writing;
-        writing.waker.take();
+        self.movers.ctx.drop_later(writing.waker.take());
         if writing.end == WriteEnd::Sent {
             // What was thrown away has not left.
             let is_whole = !writing.lost && writing.failed.is_none();
@@ -240,7 +242,8 @@ impl Core {
         let Some(stream) = self.streams.get(key) else {
             return;
         };
-        stream.writing.waker.leave(waker);
+        let before = stream.writing.waker.leave(waker);
+        self.movers.ctx.drop_later(before);
         // A link that had no room will say when it has: that is this stream's turn then. One without window waits for that.
         self.movers.ctx.enqueue(stream);
     }

@@ -108,7 +108,8 @@ impl Engine {
             return Some(Err(Broken::Ended(crate::worker::send::closed())));
         };
         // Its own progress must not wake it.
-        stream.reading.waker.take();
+        let waker = stream.reading.waker.take();
+        self.core.movers.ctx.drop_later(waker);
         if stream.reading.lent.is_some() {
             self.before_pull(key);
         }
@@ -167,7 +168,8 @@ impl Engine {
         patient: bool,
     ) -> Option<Result<Option<Bytes>, Broken>> {
         if let Some(stream) = self.core.streams.get(key) {
-            stream.reading.waker.take();
+            let waker = stream.reading.waker.take();
+            self.core.movers.ctx.drop_later(waker);
             if stream.reading.lent.is_some() {
                 self.before_pull(key);
             }
@@ -229,7 +231,8 @@ impl Core {
 
     pub(crate) fn wait_to_read(&mut self, key: StreamKey, waker: &Waker) {
         if let Some(stream) = self.streams.get(key) {
-            stream.reading.waker.leave(waker);
+            let before = stream.reading.waker.leave(waker);
+            self.movers.ctx.drop_later(before);
         }
     }
 }
