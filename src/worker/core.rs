@@ -89,15 +89,26 @@ impl Core {
         self.movers.ctx.defer_drop_entry(entry);
     }
 
+    /// Whether a message is here, or may still come.
+    fn comes(&mut self, message: &Unexpected) -> bool {
+        let ctx = &mut self.movers.ctx;
+        let peer = ctx.endpoint(message.link, message.from);
+        match &message.body {
+            Body::Announced(_) => peer.is_some_and(|peer| peer.matches_announced()),
+            Body::Arriving { op, .. } => {
+                let is_alive = peer.is_some_and(|peer| peer.is_alive());
+                ctx.operations.get(*op).is_some_and(|entry| {
+                    let ended = entry.outcome.as_ref().or(entry.deferred.as_ref());
+                    ended.map_or(is_alive, |ended| ended.error().is_none())
+                })
+            }
+            Body::Inline { .. } | Body::Whole { .. } => true,
+        }
+    }
+
     /// Puts a message back where it was; somebody may be waiting for it.
     pub(crate) fn restore(&mut self, order: Order, message: Unexpected) {
-        if matches!(message.body, Body::Announced(_))
-            && self
-                .movers
-                .ctx
-                .endpoint(message.link, message.from)
-                .is_none_or(|peer| !peer.matches_announced())
-        {
+        if !self.comes(&message) {
             // Its bytes went with its sender.
             return;
         }

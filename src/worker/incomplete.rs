@@ -120,6 +120,32 @@ fn a_receive_behind_one_that_was_dropped() {
     bed.expect_a_lie(key);
 }
 
+/// What is on its way to a receive that is gone goes back when the connection ends, for another
+/// that had matched it ends first: one that was posted since had nothing of it, and waits on.
+#[test]
+fn a_receive_behind_one_that_had_matched() {
+    let mut bed = Bed::new(100);
+    let other = get(&mut bed.core, 100, None);
+    let first = matched(&mut bed.core, LINK, canary(100), rts(100));
+    bed.core.drop_future(first);
+    let taken = bed.core.take_unexpected(TAG, Mask::ALL);
+    let taken = taken.expect("it keeps its place");
+    let ctx = &mut bed.core.movers.ctx;
+    let second = ctx.enter_receive(canary(100), Some(LINK), taken.arrival);
+    // The last of the connection's takes the place of the first.
+    drop(ctx.operations.take_work(other));
+    let movers = &mut bed.core.movers;
+    movers.hand_over(second, taken.arrival, taken.message);
+    let last = bed.core.post_receive(TAG, Mask::ALL, canary(100), false);
+    let reset = Error::new(ErrorKind::ConnectionReset, "reset");
+    bed.core.fail(LINK, reset);
+    let outcome = bed.core.take_outcome(second).expect("over");
+    assert!(outcome.is_failure(), "{outcome:?}");
+    assert!(!bed.core.is_over(last));
+    assert!(bed.core.unexpected.is_empty());
+    assert_eq!(bed.core.movers.ctx.operations.len(), 0);
+}
+
 /// The payload has a place in the receive's buffer, and half of it is there.
 #[test]
 fn a_receive_of_a_long_frame() {
