@@ -497,4 +497,46 @@ mod tests {
         assert_eq!(bed.core.unexpected.len(), 1);
         assert!(bed.core.movers.ctx.failures.is_empty());
     }
+
+    /// Neither those that arrived before it nor those that did after it are looked at for one that
+    /// is put back near the end, or the front, of them.
+    #[test]
+    fn a_message_that_is_put_back_looks_at_few_others() {
+        const OTHERS: usize = 300_000;
+        for same in [true, false] {
+            let mut bed = Bed::new(usize::MAX);
+            let fill = |bed: &mut Bed| {
+                for number in 0..OTHERS as u64 {
+                    let message = Unexpected {
+                        link: STRANGER,
+                        from: EndpointId(7),
+                        tag: Tag(if same { 7 } else { number + 100 }),
+                        body: Body::Inline {
+                            length: 0,
+                            bytes: [0; 48],
+                            ack: None,
+                        },
+                    };
+                    bed.core.keep_unexpected(message).expect("room");
+                }
+            };
+            // Of one tag they come after it, of others before it.
+            if !same {
+                fill(&mut bed);
+            }
+            let keys = [(); 4000].map(|()| {
+                let buffer = BufferMut::from(vec![0; 8]);
+                let key = bed.core.post_receive(Tag(7), Mask::ALL, buffer, false);
+                bed.say(control::TAG_EAGER, 7, &[1]).expect("received");
+                key
+            });
+            if same {
+                fill(&mut bed);
+            }
+            is_short_work(|| keys.iter().rev().for_each(|key| bed.core.drop_future(*key)));
+            assert_eq!(bed.core.unexpected.len(), OTHERS + 4000);
+            let first = bed.core.take_unexpected(Tag(7), Mask::ALL).expect("one");
+            assert_eq!(first.message.link, LINK);
+        }
+    }
 }

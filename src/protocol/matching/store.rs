@@ -232,7 +232,7 @@ impl<V> Store<V> {
     fn index_in_front(&mut self, index: u32) {
         self.passed = 0;
         let Group { head, tail, .. } = self.front;
-        let before = self.before(tail, self.node(index).order);
+        let before = self.before(head, tail, self.node(index).order);
         let after = match before {
             NONE => head,
             before => self.node(before).next,
@@ -252,12 +252,28 @@ impl<V> Store<V> {
 
     /// Behind which node of a group one of this order belongs, or [`NONE`]; a new one belongs behind the last.
     #[inline(always)]
-    fn before(&self, tail: u32, order: u64) -> u32 {
-        let mut before = tail;
-        while before != NONE && self.node(before).order > order {
-            before = self.node(before).prev;
+    fn before(&self, head: u32, tail: u32, order: u64) -> u32 {
+        match tail != NONE && self.node(tail).order > order {
+            true => self.before_restored(head, tail, order),
+            false => tail,
         }
-        before
+    }
+
+    /// The same of one that is restored, and so belongs before the last: near either end, however
+    /// many there are. It is looked for from both.
+    #[inline(never)]
+    fn before_restored(&self, head: u32, tail: u32, order: u64) -> u32 {
+        let (mut front, mut back) = (head, tail);
+        loop {
+            let (first, last) = (self.node(front), self.node(back));
+            if first.order > order {
+                return first.prev;
+            }
+            if last.order < order {
+                return back;
+            }
+            (front, back) = (first.next, last.prev);
+        }
     }
 
     #[inline(never)]
@@ -277,7 +293,7 @@ impl<V> Store<V> {
             node.next = NONE;
             return self.open_group(index, index);
         }
-        let before = self.before(self.node(head).tail, order);
+        let before = self.before(head, self.node(head).tail, order);
         if before == NONE {
             self.replace_head(head, index);
             let node = self.node_mut(index);
@@ -475,17 +491,29 @@ impl List {
         let order = store.node(index).order;
         let (mut older, mut newer) = (self.newest, NONE);
         if older != NONE && store.node(older).order > order {
-            // Restored: its place is near the front.
-            (older, newer) = (NONE, self.oldest);
-            while newer != NONE && store.node(newer).order < order {
-                older = newer;
-                newer = store.node(newer).newer;
-            }
+            (older, newer) = self.place_restored(store, order);
         }
         let node = store.node_mut(index);
         node.older = older;
         node.newer = newer;
         self.relink(store, older, newer, index, index);
+    }
+
+    /// Between which two one belongs that is restored, before the last: as in
+    /// [`Store::before_restored`].
+    #[inline(never)]
+    fn place_restored<V>(&self, store: &Store<V>, order: u64) -> (u32, u32) {
+        let (mut front, mut back) = (self.oldest, self.newest);
+        loop {
+            let (first, last) = (store.node(front), store.node(back));
+            if first.order > order {
+                return (first.older, front);
+            }
+            if last.order < order {
+                return (back, last.newer);
+            }
+            (front, back) = (first.newer, last.older);
+        }
     }
 
     /// Takes a node out.

@@ -1,6 +1,10 @@
 //! Active messages that come in.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    task::Waker,
+};
 
 use bytes::Bytes;
 
@@ -155,7 +159,7 @@ impl Core {
         let mut inbox = self.inboxes.open.remove(id.0)?;
         self.movers.ctx.drop_later(inbox.waker.take());
         // By connection: messages, and bytes of those that came unasked.
-        let mut refusals: Vec<(LinkId, u32, u64)> = Vec::new();
+        let mut refusals: BTreeMap<LinkId, (u32, u64)> = BTreeMap::new();
         for standing in inbox.queue {
             let link = match &standing {
                 Standing::Message(arrived) => {
@@ -183,15 +187,10 @@ impl Core {
                         .am_reject(link, arrived.from, announced.rts.op, NOBODY);
                 }
             }
-            match refusals.iter_mut().find(|(of, ..)| *of == link) {
-                Some((_, count, sum)) => {
-                    *count += 1;
-                    *sum += bytes;
-                }
-                None => refusals.push((link, 1, bytes)),
-            }
+            let (count, sum) = refusals.entry(link).or_default();
+            (*count, *sum) = (*count + 1, *sum + bytes);
         }
-        for (link, count, bytes) in refusals {
+        for (link, (count, bytes)) in refusals {
             if let Some(peer) = self.movers.ctx.peer(link) {
                 peer.am.refuse(id);
             }
