@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     task::{Poll, Waker},
 };
 
@@ -138,6 +139,9 @@ impl Drop for Met<'_> {
     }
 }
 
+/// None is given twice, although the places of a peer go when nobody waits there.
+static TICKETS: AtomicU64 = AtomicU64::new(0);
+
 /// The place of one who waits for a connection of a peer's, among all who do.
 struct Waits<'a> {
     shared: &'a Shared,
@@ -156,6 +160,7 @@ impl<'a> Waits<'a> {
 
     fn leave(&mut self, waker: &Waker) {
         let ticket = &mut self.ticket;
+        ticket.get_or_insert_with(|| TICKETS.fetch_add(1, Relaxed));
         let before = self.shared.with(|engine| {
             let waiters = engine.ctx().arrivals.entry(self.worker).or_default();
             waiters.leave(ticket, waker)
@@ -466,6 +471,33 @@ mod tests {
             }
             assert_eq!(places(), 0);
             drop(met);
+        });
+    }
+
+    /// Whoever comes when all others were woken has a place that none of them takes.
+    #[test]
+    fn who_waits_anew_has_a_place_of_its_own() {
+        run(async {
+            let [here, there] = two("shm");
+            let (here, worker) = (&here.shared, there.shared.id);
+            let met = Met::accepts(here, worker).expect("nobody dials");
+            let mut cx = TaskContext::from_waker(Waker::noop());
+            let mut first = Box::pin(arrival(here, worker));
+            let mut second = Box::pin(arrival(here, worker));
+            assert!(first.as_mut().poll(&mut cx).is_pending());
+            assert!(second.as_mut().poll(&mut cx).is_pending());
+            here.with(|engine| engine.ctx().wake_arrivals(worker));
+            drop(second);
+            let mut third = Box::pin(arrival(here, worker));
+            assert!(third.as_mut().poll(&mut cx).is_pending());
+            assert!(first.as_mut().poll(&mut cx).is_pending());
+            drop(first);
+            let left = here.with(|engine| {
+                let waiters = engine.ctx().arrivals.get(&worker);
+                waiters.map_or(0, |waiters| waiters.len())
+            });
+            assert_eq!(left, 1);
+            drop((third, met));
         });
     }
 }
