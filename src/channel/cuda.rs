@@ -1,6 +1,13 @@
 //! What channels ask of CUDA: the accelerator of a context, and calls that may block.
 
-use std::{any::Any, borrow::Cow, mem::ManuallyDrop, ops::Deref, sync::Arc};
+use std::{
+    any::Any,
+    borrow::Cow,
+    mem::ManuallyDrop,
+    ops::Deref,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use tokio::runtime::Handle;
 
@@ -60,7 +67,9 @@ impl<T: Send + 'static> Drop for Apart<T> {
         if fork::forked() {
             let _kept = ManuallyDrop::new(what);
         } else if let (Some(what), Ok(runtime)) = (what, Handle::try_current()) {
-            drop(runtime.spawn_blocking(move || drop(what)));
+            // Where the system gives no thread it panics, and what it was to drop is dropped here.
+            let spawn = || drop(runtime.spawn_blocking(move || drop(what)));
+            let _ = catch_unwind(AssertUnwindSafe(spawn));
         }
     }
 }

@@ -756,6 +756,7 @@ impl EtcdBootstrap {
         options: &BootstrapOptions,
     ) -> Result<Self> {
         check_size(size)?;
+        check_runtime()?;
         let deadline = after(options.deadline);
         if let Some(rank) = rank {
             check_rank(rank, size)?;
@@ -764,7 +765,9 @@ impl EtcdBootstrap {
         }
         loop {
             // Trying for one that is taken takes long. Where the list is not to be had, the tries tell why.
-            let taken = members_now(etcd, group).await.unwrap_or_default();
+            let half = deadline.saturating_duration_since(Instant::now()) / 2;
+            let listed = timeout(half, members_now(etcd, group)).await;
+            let taken = listed.ok().and_then(Result::ok).unwrap_or_default();
             for rank in free(size, &taken) {
                 match Place::take(etcd, group, rank, deadline, false).await {
                     // Another's. What goes wrong with a place that was taken is no reason to try another.

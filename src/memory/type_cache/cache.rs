@@ -350,9 +350,9 @@ impl MemorySink for Cache {
     }
 }
 
-/// Whether no host has such addresses.
+/// Whether it has no place among the pages: a host has such addresses where it is asked for them alone, or it lies on both sides of a multiple of 2^47.
 pub(super) fn is_beyond(range: AddressRange) -> bool {
-    range.end() > HOST - PAGE
+    range.end() > HOST - PAGE || range.start() >> 47 != range.end().saturating_sub(1) >> 47
 }
 
 fn page_of(address: u64) -> u64 {

@@ -224,8 +224,10 @@ impl Home {
 
     /// Waits until all streams are empty; whether they are.
     fn settle(&self, deadline: Instant) -> bool {
-        let Ok(guard) = self.context.enter() else {
-            return true; // Nothing of a context that is gone goes on.
+        let guard = match self.context.enter() {
+            Ok(guard) => guard,
+            // Nothing of a context that is gone goes on.
+            Err(error) => return is_end(&error),
         };
         loop {
             let mut streams = self.queues.iter().flat_map(CopyQueue::streams);
@@ -435,7 +437,7 @@ impl accelerator::Home for Home {
 
     fn close(mut self, deadline: Instant) {
         // Waits of the side streams end with the words that are there, but not at once.
-        let quiet = !self.stuck && (self.lost.is_some() || self.settle(deadline));
+        let quiet = !self.stuck && self.settle(deadline);
         self.queues.clear();
         if !quiet {
             tracing::warn!(
