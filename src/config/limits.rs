@@ -67,9 +67,8 @@ pub struct Quota {
     /// Bytes of memory in messages that arrived before anybody received them, or of which a part is here, with what is needed to keep them; in streams
     /// before anybody accepted them; in answers that wait until the peer reads; and in lists of blocks that it gets or puts.
     pub unexpected_bytes: u64,
-    /// Messages that arrived, or were announced, before anybody received them. With those that
-    /// dropped receives put back, of which each counts as one however long it is, there may be
-    /// twice as many.
+    /// Messages that arrived, or were announced, before anybody received them. Those that dropped receives put back count as one each, however long they are,
+    /// and are refused none; but where the peer has yet to send the rest of one, and has more than twice as many here, and 16, its connection ends.
     pub unexpected_messages: u64,
     /// Streams that peers have opened and nobody has accepted. Of one connection at most 128, which is the protocol's limit.
     pub unaccepted_streams: u64,

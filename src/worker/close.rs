@@ -99,7 +99,12 @@ impl Engine {
         }
         let (mut is_served, mut is_awaited) = (false, false);
         for (_, entry) in self.core.movers.ctx.operations.of_link(link) {
-            is_awaited |= !entry.detached && entry.is_under_way();
+            // Parts of a transfer of device memory are their transfer's.
+            let is_part = entry
+                .staged
+                .as_deref()
+                .is_some_and(|staged| staged.parent.is_some());
+            is_awaited |= !entry.detached && entry.is_under_way() && !is_part;
             is_served |= matches!(
                 *entry.work,
                 Work::PutIn(_) | Work::Serve(_) | Work::Fill(_) | Work::Lent(_) | Work::Help { .. }

@@ -98,7 +98,10 @@ impl Core {
             Body::Arriving { op, .. } => {
                 let is_alive = peer.is_some_and(|peer| peer.is_alive());
                 ctx.operations.get(*op).is_some_and(|entry| {
-                    let ended = entry.outcome.as_ref().or(entry.deferred.as_ref());
+                    // What is deferred until the link has written all of it comes to nothing without the link.
+                    let deferred = entry.deferred.as_ref();
+                    let deferred = deferred.filter(|_| is_alive || entry.in_flight == 0);
+                    let ended = entry.outcome.as_ref().or(deferred);
                     ended.map_or(is_alive, |ended| ended.error().is_none())
                 })
             }

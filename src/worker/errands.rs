@@ -4,7 +4,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, Weak},
     task::Poll,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::time::timeout;
@@ -158,7 +158,7 @@ impl Errands for OffLock {
     fn attend(&self) -> Box<dyn Send> {
         self.wait(Box::pin(async {
             tokio::time::sleep(ATTENTION).await;
-            Box::new(|movers: &mut Movers| movers.make_way(Instant::now())) as Told
+            Box::new(Movers::make_way) as Told
         }))
     }
 

@@ -6,10 +6,7 @@
 //! its address.
 #![allow(unsafe_code)]
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use crate::{
     error::{ErrorKind, Result},
@@ -157,25 +154,21 @@ fn they_make_way(side: Side) -> (Bed, OpKey) {
         .map(|number| begin(&mut bed, link(number / 2), side))
         .collect();
     bed.sent();
-    let ages = Instant::now() + side.patience();
-    let look = |bed: &mut Bed, now| {
-        bed.core.movers.make_way(now);
+    let looks = |bed: &mut Bed, looks| {
+        (0..looks).for_each(|_| bed.core.movers.make_way());
         std::mem::take(&mut bed.core.movers.ctx.failures)
     };
-    assert!(look(&mut bed, ages).is_empty(), "nobody waits");
+    assert!(looks(&mut bed, 1000).is_empty(), "nobody waits");
     let waits = begin(&mut bed, link(2), side);
-    let soon = ages - Duration::from_secs(10);
-    assert!(
-        look(&mut bed, soon).is_empty(),
-        "they have had too little time"
-    );
-    let mut failed = look(&mut bed, ages);
+    let soon = looks(&mut bed, side.looks());
+    assert!(soon.is_empty(), "they have had too little time");
+    let mut failed = looks(&mut bed, 1);
     let (gone, error) = failed.pop().expect("one has to go");
     assert_eq!((gone, error.kind()), (LINK, ErrorKind::DeadlineExceeded));
     assert!(failed.is_empty(), "one is enough");
     bed.core.fail(gone, error);
     pass(&mut bed);
-    assert!(look(&mut bed, ages).is_empty(), "nobody waits any more");
+    assert!(looks(&mut bed, 1000).is_empty(), "nobody waits any more");
     for (number, key) in held.into_iter().enumerate() {
         let has_failed = bed.core.take_outcome(key).is_some();
         assert_eq!(has_failed, number < 2, "{number}");
@@ -207,7 +200,25 @@ fn parts_of_what_has_failed_make_way() {
         assert!(bed.core.take_outcome(key).is_some());
     }
     begin(&mut bed, link(2), Side::In);
-    let ages = Instant::now() + Side::In.patience();
-    bed.core.movers.make_way(ages);
+    (0..=Side::In.looks()).for_each(|_| bed.core.movers.make_way());
     assert_eq!(bed.core.movers.ctx.failures.len(), 1);
+}
+
+/// As long as some are handed out, nobody has to go.
+#[test]
+fn fragments_that_go_round_end_nothing() {
+    let mut bed = bed(usize::MAX);
+    let pinned = bed.core.movers.devices.pinned(0).expect("open").clone();
+    let take = || pinned.take(Side::In, None).expect("free");
+    let mut others = [(); DEPTH].map(|()| take()).to_vec();
+    for number in 1..FRAGMENTS / DEPTH {
+        begin(&mut bed, link(number / 2), Side::In);
+    }
+    begin(&mut bed, link(2), Side::In);
+    for _ in 0..3 {
+        (0..Side::In.looks()).for_each(|_| bed.core.movers.make_way());
+        others.pop();
+        pass(&mut bed);
+    }
+    assert!(bed.core.movers.ctx.failures.is_empty());
 }

@@ -2,16 +2,11 @@
 //!
 //! There are two pools for each engine. Fragments of [`Side::Out`] are filled from memory of this process and wait for nothing but the device and
 //! the link; those of [`Side::In`] are held while a peer fills them, which may itself be waiting for one of its [`Side::Out`]. So nobody waits in a
-//! circle. One link holds no more than a half of a pool, that a peer which has stopped does not
-//! stop the others. Where several peers hold all of it and others wait, the connection goes whose
-//! peer has had a fragment for longest, once that is longer than [`Side::patience`]. A fragment is
-//! never taken from under a peer: the link lets go of it first.
+//! circle. One link holds no more than a half of a pool, that a peer which has stopped does not stop the others. Where several peers hold all of it, others
+//! wait, and none is handed out for [`Side::looks`] looks in a row, the connection goes whose peer has had a fragment for longest. A fragment is never
+//! taken from under a peer: the link lets go of it first.
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -38,14 +33,13 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    /// For how long a peer may have a fragment that others wait for. Who sends into one of
-    /// [`Side::In`] may have to wait until there is one of [`Side::Out`] at its end, where a peer
-    /// of its own is given this long.
-    pub(in crate::worker) const fn patience(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Out => 60,
-            Self::In => 120,
-        })
+    /// So many looks, some seconds apart, find that none was handed out to those that wait: ten minutes, in which a program may compute and leave its
+    /// worker alone. Who sends into one of [`Side::In`] may have to wait for one of [`Side::Out`] at its end, where a peer of its own is given as long.
+    pub(in crate::worker) const fn looks(self) -> u32 {
+        match self {
+            Self::Out => 120,
+            Self::In => 240,
+        }
     }
 }
 
@@ -66,6 +60,10 @@ struct Free {
     held: Vec<Option<LinkId>>,
     /// One was given back since this was last asked.
     released: bool,
+    /// How many were handed out.
+    taken: u64,
+    /// That number at the last look at those that wait, and so many looks in a row.
+    stalled: (u64, u32),
 }
 
 impl Free {
@@ -99,8 +97,7 @@ impl Pinned {
         let free = |first: usize| {
             Mutex::new(Free {
                 places: (first..first + FRAGMENTS).rev().collect(),
-                held: Vec::new(),
-                released: false,
+                ..Free::default()
             })
         };
         Ok(Arc::new(Self {
@@ -119,13 +116,15 @@ impl Pinned {
         }
         let place = free.places.pop()?;
         free.held.push(link);
+        free.taken += 1;
+        let number = free.taken;
         drop(free);
         Some(Fragment(Arc::new(Held {
             pinned: self.clone(),
             side,
             link,
             place,
-            since: Instant::now(),
+            number,
         })))
     }
 
@@ -133,6 +132,20 @@ impl Pinned {
     pub(crate) fn is_lacking(&self, side: Side, link: Option<LinkId>) -> bool {
         let free = self.sides[side as usize].lock();
         free.places.is_empty() && free.of(link) < OF_A_LINK
+    }
+
+    /// One more look at those that [lack](Self::is_lacking) one: whether enough in a row found that none was handed out.
+    pub(in crate::worker) fn has_stalled(&self, side: Side) -> bool {
+        let mut free = self.sides[side as usize].lock();
+        if free.stalled.0 != free.taken {
+            free.stalled = (free.taken, 0);
+        }
+        free.stalled.1 += 1;
+        let has_stalled = free.stalled.1 > side.looks();
+        if has_stalled {
+            free.stalled.1 = 0;
+        }
+        has_stalled
     }
 
     /// Whether a fragment was given back since [`Pinned::has`] was last asked about this side.
@@ -163,17 +176,14 @@ struct Held {
     side: Side,
     link: Option<LinkId>,
     place: usize,
-    since: Instant,
+    /// The higher, the later it was handed out.
+    number: u64,
 }
 
 impl Fragment {
-    /// Since when it is held, if it is of this pool.
-    pub(in crate::worker) fn held_since(
-        &self,
-        pinned: &Arc<Pinned>,
-        side: Side,
-    ) -> Option<Instant> {
-        (Arc::ptr_eq(&self.0.pinned, pinned) && self.0.side == side).then_some(self.0.since)
+    /// Its number among those that were handed out, if it is of this pool.
+    pub(in crate::worker) fn number_in(&self, pinned: &Arc<Pinned>, side: Side) -> Option<u64> {
+        (Arc::ptr_eq(&self.0.pinned, pinned) && self.0.side == side).then_some(self.0.number)
     }
 
     /// Its first byte, good for writing by whoever was given the fragment.

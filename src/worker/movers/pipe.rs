@@ -4,8 +4,6 @@
 //! What the processor copies lies in buffers that the operation owns, and in a fragment that a part of it holds, while no engine copies it.
 #![allow(unsafe_code)]
 
-use std::time::Instant;
-
 use crate::{
     error::{Error, ErrorKind},
     memory::run::{Location, Run},
@@ -239,24 +237,25 @@ impl Movers {
         }
     }
 
-    /// Peers that have had fragments for too long, for which others wait, lose their connections:
-    /// of each pool the one that has had one for longest.
-    pub(crate) fn make_way(&mut self, now: Instant) {
+    /// A look at those that wait for fragments, some seconds after the last. Where none was handed out for long, the peer loses its connection that has had
+    /// one of that pool for longest.
+    pub(crate) fn make_way(&mut self) {
         self.devices.attended = false;
         let mut lacking: Vec<(usize, Side)> = Vec::new();
         for waiting in &self.devices.waiting {
-            let (slot, side) = (waiting.slot, waiting.side);
-            let pinned = self.devices.pinned(slot);
-            if pinned.is_some_and(|pinned| pinned.is_lacking(side, waiting.link))
+            let pool = (waiting.slot, waiting.side);
+            let pinned = self.devices.pinned(waiting.slot);
+            if pinned.is_some_and(|pinned| pinned.is_lacking(waiting.side, waiting.link))
                 && waiting.ops.iter().any(|op| self.ctx.pipe(*op).is_some())
-                && !lacking.contains(&(slot, side))
+                && !lacking.contains(&pool)
             {
-                lacking.push((slot, side));
+                lacking.push(pool);
             }
         }
         for (slot, side) in lacking {
-            if let Some((since, link)) = self.longest_held(slot, side)
-                && now.saturating_duration_since(since) >= side.patience()
+            if let Some(pinned) = self.devices.pinned(slot)
+                && pinned.has_stalled(side)
+                && let Some((_, link)) = self.longest_held(slot, side)
             {
                 let text = "the peer holds up memory that others wait for";
                 let error = Error::new(ErrorKind::DeadlineExceeded, text);
@@ -268,12 +267,12 @@ impl Movers {
         }
     }
 
-    /// Which peer has had a fragment of a pool for longest, and since when. Where an engine has it,
-    /// the peer cannot help that.
-    fn longest_held(&self, slot: usize, side: Side) -> Option<(Instant, LinkId)> {
+    /// Which peer has had a fragment of a pool for longest, and its number. Where an engine has it, the peer cannot help that.
+    fn longest_held(&mut self, slot: usize, side: Side) -> Option<(u64, LinkId)> {
         let pinned = self.devices.pinned(slot)?;
         let held = self.ctx.operations.iter().filter_map(|(_, entry)| {
-            let link = entry.link.filter(|link| !self.ctx.is_to_itself(*link))?;
+            let peer = self.ctx.peers.get(entry.link?.index())?.as_ref()?;
+            let link = entry.link.filter(|_| peer.is_alive() && !peer.is_own())?;
             let staged = entry.staged.as_deref();
             let parts = staged.and_then(|staged| staged.pipe.as_ref());
             let parts = parts.into_iter().flat_map(|pipe| &pipe.parts);
@@ -285,8 +284,8 @@ impl Movers {
                 _ => None,
             };
             let all = ready.chain(travelling).chain(lent);
-            let since = all.filter_map(|held| held.held_since(pinned, side));
-            Some((since.min()?, link))
+            let number = all.filter_map(|held| held.number_in(pinned, side));
+            Some((number.min()?, link))
         });
         held.min()
     }
