@@ -24,20 +24,21 @@ const SYSTEM_MAX_FDS: usize = 253;
 
 /// Who is at the other end of a Unix socket, as the kernel recorded it when the two were connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credentials {
+#[allow(unreachable_pub, reason = "tests include this file")]
+pub struct PeerCredentials {
     /// Process id as seen from here; 0 when it lives in a process namespace that this one cannot see.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// Effective user id.
-    pub(crate) uid: u32,
+    pub uid: u32,
     /// Effective group id.
-    pub(crate) gid: u32,
+    pub gid: u32,
 }
 
 /// Who is at the other end.
 ///
 /// # Errors
 /// `ENOTSOCK`, or `Unsupported` when it is not a Unix socket.
-pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     let mut found = mem::MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the option writes at most so many bytes, and three numbers may have any bytes.
@@ -62,7 +63,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
     if found.uid == u32::MAX {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    Ok(Credentials {
+    Ok(PeerCredentials {
         pid: u32::try_from(found.pid).unwrap_or(0),
         uid: found.uid,
         gid: found.gid,

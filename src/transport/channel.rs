@@ -1,7 +1,7 @@
 //! The channel that a connection is set up over: framed messages, with file descriptors between processes of one host.
 
 use std::{
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice},
     mem::ManuallyDrop,
     net::{Shutdown, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -28,6 +28,8 @@ use crate::{
     types::Source,
     util::lock::Mutex,
 };
+
+pub use crate::sys::fd_passing::PeerCredentials;
 
 /// A framed control channel between the two ends of a connection under construction.
 ///
@@ -131,17 +133,6 @@ impl Activity {
     pub(crate) fn completed(&self, now: Instant) {
         self.0.lock().message = now;
     }
-}
-
-/// Who is at the other end of a Unix channel, as the kernel recorded it when the two were connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerCredentials {
-    /// Process id as seen from here; 0 when it lives in a process namespace that this one cannot see.
-    pub pid: u32,
-    /// Effective user id.
-    pub uid: u32,
-    /// Effective group id.
-    pub gid: u32,
 }
 
 /// Where a peer is, as this side's system says.
@@ -288,14 +279,10 @@ impl Channel {
     /// `AuthenticationFailed`: a certificate, or its lack, does not please one of the ends, or the peer speaks in plain text. `Protocol`: the peer
     /// speaks something else. `ConnectionReset`: it is gone. `Unsupported`: the channel is not TCP.
     pub(crate) async fn secure(&mut self, mut session: Session) -> Result<()> {
-        self.check_idle()?;
-        let stream = match std::mem::replace(&mut self.socket, Socket::Taken) {
-            Socket::Tcp(stream) => stream,
-            other => {
-                self.socket = other;
-                return Err(self.not_a("TCP connection"));
-            }
-        };
+        let stream = self.take("TCP connection", |socket| match socket {
+            Socket::Tcp(stream) => Ok(Ok(stream)),
+            other => Err(other),
+        })?;
         let agreed = shake(&stream, &mut session, self.activity.as_deref()).await;
         let plain = session.heard_plain_text();
         match agreed {
@@ -387,12 +374,7 @@ impl Channel {
     /// Who the peer is, when the channel is a Unix socket.
     #[must_use]
     pub fn peer_credentials(&self) -> Option<PeerCredentials> {
-        let peer = fd_passing::peer_credentials(self.unix_fd()?).ok()?;
-        Some(PeerCredentials {
-            pid: peer.pid,
-            uid: peer.uid,
-            gid: peer.gid,
-        })
+        fd_passing::peer_credentials(self.unix_fd()?).ok()
     }
 
     /// The Unix socket, to ask the kernel about the peer.
@@ -580,34 +562,20 @@ impl Channel {
     /// # Errors
     /// `Unsupported` when it is not TCP, or under TLS, `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
     pub fn take_tcp(&mut self) -> Result<std::net::TcpStream> {
-        self.check_idle()?;
-        match std::mem::replace(&mut self.socket, Socket::Taken) {
-            Socket::Tcp(stream) => stream
-                .into_std()
-                .map_err(|error| self.lost("taking the channel's socket", error)),
-            other => {
-                self.socket = other;
-                Err(self.not_a("TCP connection"))
-            }
-        }
+        self.take("TCP connection", |socket| match socket {
+            Socket::Tcp(stream) => Ok(stream.into_std()),
+            other => Err(other),
+        })
     }
 
     /// Takes a TCP connection with what encrypts it, as [`Channel::take_tcp`] does. Nothing of what follows the last message was taken out of
     /// either.
     pub(crate) fn take_secured(&mut self) -> Result<(std::net::TcpStream, Option<Box<Session>>)> {
-        self.check_idle()?;
-        let (stream, session) = match std::mem::replace(&mut self.socket, Socket::Taken) {
-            Socket::Tls(stream, session) => (stream, Some(session)),
-            Socket::Tcp(stream) => (stream, None),
-            other => {
-                self.socket = other;
-                return Err(self.not_a("TCP connection"));
-            }
-        };
-        let stream = stream
-            .into_std()
-            .map_err(|error| self.lost("taking the channel's socket", error))?;
-        Ok((stream, session))
+        self.take("TCP connection", |socket| match socket {
+            Socket::Tls(stream, session) => Ok(stream.into_std().map(|it| (it, Some(session)))),
+            Socket::Tcp(stream) => Ok(stream.into_std().map(|it| (it, None))),
+            other => Err(other),
+        })
     }
 
     /// Takes the socket, as [`Channel::take_tcp`] does.
@@ -616,16 +584,10 @@ impl Channel {
     /// `Unsupported` when it is not a Unix socket, `Closed` when it was taken before, `InvalidArgument` in the middle of a
     /// message.
     pub fn take_unix(&mut self) -> Result<std::os::unix::net::UnixStream> {
-        self.check_idle()?;
-        match std::mem::replace(&mut self.socket, Socket::Taken) {
-            Socket::Unix(stream) => stream
-                .into_std()
-                .map_err(|error| self.lost("taking the channel's socket", error)),
-            other => {
-                self.socket = other;
-                Err(self.not_a("Unix socket"))
-            }
-        }
+        self.take("Unix socket", |socket| match socket {
+            Socket::Unix(stream) => Ok(stream.into_std()),
+            other => Err(other),
+        })
     }
 
     /// Takes the socket, whatever it is: a stream of bytes whose end tells that the peer is gone. As [`Channel::take_tcp`] does.
@@ -636,37 +598,37 @@ impl Channel {
     /// # Errors
     /// `Unsupported` when it is under TLS, `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
     pub fn take_stream(&mut self) -> Result<OwnedFd> {
-        self.check_idle()?;
-        let taken = match std::mem::replace(&mut self.socket, Socket::Taken) {
-            Socket::Tcp(stream) => stream.into_std().map(OwnedFd::from),
-            Socket::Unix(stream) | Socket::Rdma(stream, _) => stream.into_std().map(OwnedFd::from),
-            Socket::Taken => return Err(taken()),
-            tls @ Socket::Tls(..) => {
-                self.socket = tls;
-                return Err(self.not_a("stream of its own"));
+        self.take("stream of its own", |socket| match socket {
+            Socket::Tcp(stream) => Ok(stream.into_std().map(OwnedFd::from)),
+            Socket::Unix(stream) | Socket::Rdma(stream, _) => {
+                Ok(stream.into_std().map(OwnedFd::from))
             }
-        };
-        taken.map_err(|error| self.lost("taking the channel's socket", error))
+            other => Err(other),
+        })
     }
 
-    fn check_idle(&self) -> Result<()> {
-        if self.partial.is_empty() && !self.send_torn {
-            return Ok(());
+    /// Takes the socket, between messages, if it is one of those that `by` takes: else it stays, and is not a `what`.
+    fn take<T>(
+        &mut self,
+        what: &str,
+        by: impl FnOnce(Socket) -> Result<io::Result<T>, Socket>,
+    ) -> Result<T> {
+        if !self.partial.is_empty() || self.send_torn {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the channel's socket is in the middle of a message",
+            ));
         }
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            "the channel's socket is in the middle of a message",
-        ))
-    }
-
-    #[cold]
-    fn not_a(&self, what: &str) -> Error {
-        match self.socket {
-            Socket::Taken => taken(),
-            Socket::Tcp(_) | Socket::Tls(..) | Socket::Unix(_) | Socket::Rdma(..) => Error::new(
-                ErrorKind::Unsupported,
-                format!("the channel is not a {what}"),
-            ),
+        match by(std::mem::replace(&mut self.socket, Socket::Taken)) {
+            Ok(taken) => taken.map_err(|error| self.lost("taking the channel's socket", error)),
+            Err(Socket::Taken) => Err(taken()),
+            Err(other) => {
+                self.socket = other;
+                Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("the channel is not a {what}"),
+                ))
+            }
         }
     }
 
@@ -714,43 +676,19 @@ const TLS_RECORD: [u8; 2] = [22, 3];
 /// Time for a peer to read why it was refused.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// A socket as the system's own calls see it, which never wait.
-struct Unwaiting<'a>(&'a TcpStream);
-
-impl Read for Unwaiting<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.try_read(buffer)
-    }
-}
-
-impl Write for Unwaiting<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.try_write(bytes)
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_write_vectored(parts)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// TLS's handshake, until both ends have agreed and all is written.
 async fn shake(
     stream: &TcpStream,
     session: &mut Session,
     activity: Option<&Activity>,
 ) -> io::Result<()> {
-    let mut socket = Unwaiting(stream);
     loop {
-        session.flush(&mut socket)?;
+        session.flush(&mut |bytes| stream.try_write(bytes))?;
         if session.wants_write() {
             stream.writable().await?;
         } else if session.is_handshaking() {
             stream.readable().await?;
-            match session.shake(&mut socket) {
+            match session.shake(&mut |bytes| stream.try_read(bytes)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => {
                     result?;
@@ -772,13 +710,14 @@ async fn read_secured(
     bytes: &mut [u8],
 ) -> io::Result<usize> {
     loop {
-        let mut filled = 0;
-        let tried = session.read(&mut Unwaiting(stream), bytes.len(), &mut |piece| {
+        let (room, mut filled) = (bytes.len(), 0);
+        let mut put = |piece: &[u8]| {
             bytes[filled..filled + piece.len()].copy_from_slice(piece);
             filled += piece.len();
-        });
+        };
+        let tried = session.read(&mut |bytes| stream.try_read(bytes), room, &mut put);
         // An answer to what was read, or a word on what is wrong with it: at best.
-        let _ = session.flush(&mut Unwaiting(stream));
+        let _ = session.flush(&mut |bytes| stream.try_write(bytes));
         match tried {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.readable().await?,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -790,21 +729,16 @@ async fn read_secured(
 /// Tells the peer why not, and waits until it has read that: a socket that is closed with bytes unread takes back what it has sent.
 async fn farewell(stream: &TcpStream, session: &mut Session) -> io::Result<()> {
     while session.wants_write() {
-        session.flush(&mut Unwaiting(stream))?;
+        session.flush(&mut |bytes| stream.try_write(bytes))?;
         if session.wants_write() {
             stream.writable().await?;
         }
     }
     socket2::SockRef::from(stream).shutdown(Shutdown::Write)?;
     let mut bytes = [0; 1024];
-    loop {
-        stream.readable().await?;
-        match stream.try_read(&mut bytes) {
-            Ok(0) => return Ok(()),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            _ => {}
-        }
-    }
+    let mut read = || fd_passing::recv(stream.as_fd(), &mut bytes);
+    while stream.async_io(Interest::READABLE, &mut read).await?.0 > 0 {}
+    Ok(())
 }
 
 /// Cuts the message under construction back to what was really read, also when the read is dropped.
@@ -822,9 +756,9 @@ impl Drop for Truncate<'_> {
 impl Socket {
     async fn write_all(&mut self, mut bytes: &[u8], mut fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if let Self::Tls(stream, session) = self {
-            let mut socket = Unwaiting(stream);
             while !bytes.is_empty() || session.wants_write() {
-                let taken = session.write(&mut socket, &[IoSlice::new(bytes)])?;
+                let parts = [IoSlice::new(bytes)];
+                let taken = session.write(&mut |bytes| stream.try_write(bytes), &parts)?;
                 bytes = &bytes[taken..];
                 if session.wants_write() {
                     stream.writable().await?;
@@ -833,53 +767,33 @@ impl Socket {
             return Ok(());
         }
         while !bytes.is_empty() {
-            let tried = match self {
-                Self::Tcp(stream) => stream.try_write(bytes),
-                Self::Rdma(stream, _) => stream.try_write(bytes),
-                Self::Unix(stream) => stream.try_io(Interest::WRITABLE, || {
-                    fd_passing::send(stream.as_fd(), bytes, fds)
-                }),
+            let ready = Interest::WRITABLE;
+            let send = |to: BorrowedFd<'_>| fd_passing::send(to, bytes, fds);
+            let count = match self {
+                Self::Tcp(stream) => stream.async_io(ready, || send(stream.as_fd())).await?,
+                Self::Unix(stream) | Self::Rdma(stream, _) => {
+                    stream.async_io(ready, || send(stream.as_fd())).await?
+                }
                 Self::Tls(..) | Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
             };
-            match tried {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => {
-                    bytes = &bytes[count..];
-                    fds = &[];
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
-                    Self::Tcp(stream) => stream.writable().await?,
-                    Self::Unix(stream) | Self::Rdma(stream, _) => stream.writable().await?,
-                    Self::Tls(..) | Self::Taken => {}
-                },
-                Err(error) => return Err(error),
-            }
+            (bytes, fds) = (&bytes[count..], &[]);
         }
         Ok(())
     }
 
     /// Reads once. Takes nothing before its last await.
     async fn read(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        if let Self::Tls(stream, session) = self {
-            return Ok((read_secured(stream, session, bytes).await?, Vec::new()));
-        }
-        loop {
-            let tried = match self {
-                Self::Tcp(stream) => stream.try_read(bytes).map(|count| (count, Vec::new())),
-                Self::Rdma(stream, _) => stream.try_read(bytes).map(|count| (count, Vec::new())),
-                Self::Unix(stream) => stream.try_io(Interest::READABLE, || {
-                    fd_passing::recv(stream.as_fd(), bytes)
-                }),
-                Self::Tls(..) | Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
-            };
-            match tried {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
-                    Self::Tcp(stream) => stream.readable().await?,
-                    Self::Unix(stream) | Self::Rdma(stream, _) => stream.readable().await?,
-                    Self::Tls(..) | Self::Taken => {}
-                },
-                other => return other,
+        let ready = Interest::READABLE;
+        let mut recv = |from: BorrowedFd<'_>| fd_passing::recv(from, bytes);
+        match self {
+            Self::Tcp(stream) => stream.async_io(ready, || recv(stream.as_fd())).await,
+            Self::Unix(stream) | Self::Rdma(stream, _) => {
+                stream.async_io(ready, || recv(stream.as_fd())).await
             }
+            Self::Tls(stream, session) => {
+                Ok((read_secured(stream, session, bytes).await?, Vec::new()))
+            }
+            Self::Taken => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice, Read},
     mem::{self, MaybeUninit},
     net::Shutdown,
     os::fd::{AsRawFd, RawFd},
@@ -74,7 +74,7 @@ impl Socket {
         let mut session = session.lock();
         let room = place.len() + ahead.len();
         let mut parts = [place, ahead];
-        let read = session.read(&mut Raw(&self.inner), room, &mut |mut piece| {
+        let mut put = |mut piece: &[u8]| {
             for part in &mut parts {
                 let (now, later) = piece.split_at(piece.len().min(part.len()));
                 let (filled, rest) = mem::take(part).split_at_mut(now.len());
@@ -82,10 +82,11 @@ impl Socket {
                 unsafe { copy(now.as_ptr(), filled.as_mut_ptr().cast(), now.len()) };
                 (*part, piece) = (rest, later);
             }
-        });
+        };
+        let read = session.read(&mut |bytes| (&self.inner).read(bytes), room, &mut put);
         if session.wants_write() {
             // An answer to what was read, or a word on what is wrong with it. A socket that is broken is found so by the next read.
-            let _ = session.flush(&mut Raw(&self.inner));
+            let _ = session.flush(&mut |bytes| self.send(bytes));
             if session.wants_write() {
                 self.set_waits(true);
             }
@@ -96,15 +97,23 @@ impl Socket {
     /// Writes as much as is taken, in one call where that is enough; 0 where nothing is taken now. What TLS has taken may wait in it.
     pub(super) fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         if let Some(session) = &self.session {
-            return session.lock().write(&mut Raw(&self.inner), parts);
+            return session.lock().write(&mut |bytes| self.send(bytes), parts);
         }
         loop {
-            match Raw(&self.inner).write_vectored(parts) {
+            match self
+                .inner
+                .send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
+            {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
                 done => return done,
             }
         }
+    }
+
+    /// Writes once.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.inner.send_with_flags(bytes, libc::MSG_NOSIGNAL)
     }
 
     /// Whether something that was written waits in TLS.
@@ -178,33 +187,9 @@ impl Socket {
     /// Ends both directions, and says so where there is TLS. What has arrived can still be read; the kernel wakes whoever polls the socket.
     fn shutdown(&self) {
         if let Some(session) = &self.session {
-            session.lock().close(&mut Raw(&self.inner));
+            session.lock().close(&mut |bytes| self.send(bytes));
         }
         // Fails only where the connection is gone already, and that is what is wanted.
         let _ = self.inner.shutdown(Shutdown::Both);
-    }
-}
-
-/// The socket's own calls.
-struct Raw<'a>(&'a socket2::Socket);
-
-impl Read for Raw<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut socket = self.0;
-        socket.read(buffer)
-    }
-}
-
-impl Write for Raw<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL)
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

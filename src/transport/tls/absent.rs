@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice},
     net::IpAddr,
 };
 
@@ -30,6 +30,10 @@ impl Tls {
     }
 }
 
+/// A socket's own calls, which never wait.
+pub(crate) type Reading<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
+pub(crate) type Writing<'a> = dyn FnMut(&[u8]) -> io::Result<usize> + 'a;
+
 /// One connection's.
 #[derive(Debug)]
 pub(crate) enum Session {}
@@ -47,7 +51,7 @@ impl Session {
         match *self {}
     }
 
-    pub(crate) fn shake(&mut self, _from: &mut dyn Read) -> io::Result<()> {
+    pub(crate) fn shake(&mut self, _from: &mut Reading<'_>) -> io::Result<()> {
         match *self {}
     }
 
@@ -57,7 +61,7 @@ impl Session {
 
     pub(crate) fn read(
         &mut self,
-        _from: &mut dyn Read,
+        _from: &mut Reading<'_>,
         _room: usize,
         _put: &mut dyn FnMut(&[u8]),
     ) -> io::Result<usize> {
@@ -66,17 +70,17 @@ impl Session {
 
     pub(crate) fn write(
         &mut self,
-        _to: &mut dyn Write,
+        _to: &mut Writing<'_>,
         _parts: &[IoSlice<'_>],
     ) -> io::Result<usize> {
         match *self {}
     }
 
-    pub(crate) fn flush(&mut self, _to: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, _to: &mut Writing<'_>) -> io::Result<()> {
         match *self {}
     }
 
-    pub(crate) fn close(&mut self, _to: &mut dyn Write) {
+    pub(crate) fn close(&mut self, _to: &mut Writing<'_>) {
         match *self {}
     }
 }

@@ -14,7 +14,7 @@
 use std::{
     cell::Cell,
     fmt,
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice},
     mem,
     sync::Arc,
 };
@@ -34,6 +34,10 @@ use crate::{
 
 /// What a peer has shown, its own certificate first.
 pub(crate) type Certificates = Arc<[CertificateDer<'static>]>;
+
+/// A socket's own calls, which never wait.
+pub(crate) type Reading<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
+pub(crate) type Writing<'a> = dyn FnMut(&[u8]) -> io::Result<usize> + 'a;
 
 /// Most slices that are encrypted at once.
 const BATCH: usize = 64;
@@ -92,7 +96,7 @@ impl Arrived {
     }
 
     /// Reads once, behind the part of a record that there may be. How many bytes came, and whether there may be more.
-    fn fill(&mut self, from: &mut dyn Read) -> io::Result<(usize, bool)> {
+    fn fill(&mut self, from: &mut Reading<'_>) -> io::Result<(usize, bool)> {
         let held = self.end - self.start;
         if held >= READ {
             let text = "a message of the TLS handshake is too long";
@@ -109,7 +113,7 @@ impl Arrived {
             false => ARRIVING.take(),
         };
         other.resize(PAGE + READ, 0);
-        let read = from.read(&mut other[self.base + held..][..room]);
+        let read = from(&mut other[self.base + held..][..room]);
         match read {
             Ok(count) if count > 0 => {
                 if !is_wide {
@@ -332,7 +336,7 @@ impl Session {
     /// # Errors
     /// `WouldBlock`: nothing has. `UnexpectedEof`: the peer is gone. Of kind `InvalidData`, with a reason ([`explained`]): one end does not want the other; the peer is told by what
     /// [`flush`](Self::flush) writes.
-    pub(crate) fn shake(&mut self, from: &mut dyn Read) -> io::Result<()> {
+    pub(crate) fn shake(&mut self, from: &mut Reading<'_>) -> io::Result<()> {
         self.fetch(from)?;
         while self.is_handshaking() {
             match self.step(Say::Nothing, 0, &mut |_| {})? {
@@ -361,7 +365,7 @@ impl Session {
     /// not announced that. `InvalidData`: what came is not what the peer has sent, or the peer refuses ([`explained`]).
     pub(crate) fn read(
         &mut self,
-        from: &mut dyn Read,
+        from: &mut Reading<'_>,
         room: usize,
         put: &mut dyn FnMut(&[u8]),
     ) -> io::Result<usize> {
@@ -393,7 +397,7 @@ impl Session {
     }
 
     /// Reads once, where nothing can be decrypted of what came before. Whether there may be more.
-    fn fetch(&mut self, from: &mut dyn Read) -> io::Result<bool> {
+    fn fetch(&mut self, from: &mut Reading<'_>) -> io::Result<bool> {
         if let Some(error) = &self.failed {
             return Err(invalid(error.clone()));
         }
@@ -472,7 +476,11 @@ impl Session {
     ///
     /// # Errors
     /// What `to` said, but for `WouldBlock`.
-    pub(crate) fn write(&mut self, to: &mut dyn Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(crate) fn write(
+        &mut self,
+        to: &mut Writing<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> io::Result<usize> {
         let mut rest = [IoSlice::new(&[]); BATCH];
         let count = parts.len().min(BATCH);
         rest[..count].copy_from_slice(&parts[..count]);
@@ -532,9 +540,9 @@ impl Session {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(crate) fn flush(&mut self, to: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, to: &mut Writing<'_>) -> io::Result<()> {
         while self.wants_write() {
-            match to.write(&self.unsent.buffer[self.unsent.start..self.unsent.end]) {
+            match to(&self.unsent.buffer[self.unsent.start..self.unsent.end]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.unsent.advance(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -546,7 +554,7 @@ impl Session {
     }
 
     /// Announces the end, if `to` takes it now.
-    pub(crate) fn close(&mut self, to: &mut dyn Write) {
+    pub(crate) fn close(&mut self, to: &mut Writing<'_>) {
         while let Ok((Step::More | Step::Ended, _)) = self.step(Say::Goodbye, 0, &mut |_| {}) {}
         // Who does not hear of it takes the connection for a broken one, as it is then.
         let _ = self.flush(to);
@@ -663,36 +671,35 @@ mod tests {
 
     use super::*;
 
-    /// Says what is in here, one piece for each read.
-    struct Socket(VecDeque<Vec<u8>>);
-
-    impl Read for Socket {
-        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-            let Some(piece) = self.0.pop_front() else {
-                return Err(io::ErrorKind::WouldBlock.into());
-            };
+    /// Reads once what is in here, one piece for each read.
+    fn fill(arrived: &mut Arrived, socket: &mut VecDeque<Vec<u8>>) -> io::Result<(usize, bool)> {
+        arrived.fill(&mut |to| {
+            let piece = socket.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
             to[..piece.len()].copy_from_slice(&piece);
             Ok(piece.len())
-        }
+        })
     }
 
     #[test]
     fn a_part_of_a_record_is_all_that_is_held() {
-        let mut socket = Socket([vec![1, 2, 3], vec![4]].into());
+        let mut socket = [vec![1, 2, 3], vec![4]].into();
         let mut arrived = Arrived::default();
         for count in [3, 1] {
-            let came = arrived.fill(&mut socket).expect("some");
+            let came = fill(&mut arrived, &mut socket).expect("some");
             assert_eq!(came, (count, false));
         }
         assert_eq!(arrived.bytes(), [1, 2, 3, 4]);
         for _ in 0..2 {
-            let error = arrived.fill(&mut socket).expect_err("nothing there");
+            let error = fill(&mut arrived, &mut socket).expect_err("nothing there");
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
             assert_eq!(arrived.bytes(), [1, 2, 3, 4]);
             assert_eq!(arrived.buffer.len(), 4);
         }
-        socket.0.push_back(vec![5]);
-        assert_eq!(arrived.fill(&mut socket).expect("the rest"), (1, false));
+        socket.push_back(vec![5]);
+        assert_eq!(
+            fill(&mut arrived, &mut socket).expect("the rest"),
+            (1, false)
+        );
         assert_eq!(arrived.bytes(), [1, 2, 3, 4, 5]);
         arrived.discard(4);
         assert_eq!(arrived.bytes(), [5]);
@@ -709,8 +716,7 @@ mod tests {
             (SLOW, 2 * SHIFT),
             (SLOW + 1, 2 * SHIFT),
         ] {
-            let mut socket = Socket([vec![7; 100]].into());
-            arrived.fill(&mut socket).expect("some");
+            fill(&mut arrived, &mut [vec![7; 100]].into()).expect("some");
             let record = arrived.buffer.as_ptr().wrapping_add(arrived.start + HEAD);
             arrived.copied_to(record.wrapping_add(5 * PAGE + further));
             assert_eq!(arrived.base, base, "{further} bytes further");
