@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use super::{
     nearest::did_you_mean,
     setting::invalid,
-    value::{self, Text},
+    value::{self, displayed},
 };
 use crate::error::Error;
 
@@ -199,11 +199,7 @@ impl FromStr for Limits {
 #[cfg(feature = "serde")]
 crate::types::serial::as_text! { Limits }
 
-impl Text for Limits {
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+displayed! { Limits }
 
 macro_rules! amounts {
     ($($name:ident: $doc:literal;)+) => {
@@ -246,7 +242,7 @@ mod tests {
             .each_connection(|quota| quota.unexpected_bytes(7).requests(u64::MAX))
             .each_source(|quota| quota.connections(3))
             .whole_worker(|quota| quota.unaccepted_streams(0).unexpected_messages(9));
-        assert_eq!(Limits::parse(&limits.text()), Ok(limits));
+        assert_eq!(Limits::parse(&limits.to_string()), Ok(limits));
     }
 
     #[test]

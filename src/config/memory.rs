@@ -2,7 +2,7 @@
 
 use super::{
     environment::Word,
-    value::{self, Text},
+    value::{self, displayed},
 };
 use crate::memory::MonitorKind;
 
@@ -69,8 +69,4 @@ pub(super) fn told(limit: Option<usize>, default: u64) -> String {
     }
 }
 
-impl Text for MonitorKind {
-    fn text(&self) -> String {
-        self.name().to_owned()
-    }
-}
+displayed! { MonitorKind }

@@ -66,5 +66,5 @@ pub(crate) use transports::TransportSet;
 pub use unknown::UnknownVariable;
 
 pub use value::RendezvousScheme;
-pub(crate) use value::{RendezvousThreshold, Threshold};
+pub(crate) use value::RendezvousThreshold;
 pub use variables::{VARIABLES, Variable};

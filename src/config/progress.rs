@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use super::{
     nearest::did_you_mean,
-    value::{self, Text},
+    value::{self, displayed},
 };
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -103,11 +103,7 @@ impl FromStr for Progress {
 #[cfg(feature = "serde")]
 crate::types::serial::as_text! { Progress }
 
-impl Text for Progress {
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+displayed! { Progress }
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use super::{
     environment::{Environment, Names, Word},
     setting::{Setting, invalid},
     table::{Told, options},
-    value::{self, Text},
+    value::{self, Text, displayed},
 };
 use crate::{
     driver::verbs::Mtu,
@@ -105,11 +105,7 @@ fn relaxed_ordering(text: &str) -> Result<RelaxedOrdering, String> {
     }
 }
 
-impl Text for RelaxedOrdering {
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+displayed! { RelaxedOrdering }
 
 fn small(text: &str, most: u8) -> Result<u8, String> {
     let number = text.trim().parse().ok().filter(|number| *number <= most);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Config, Environment, Names, Overrides, Progress, RcOverrides, RendezvousScheme, Source,
-    Threshold, TransportSet,
+    TransportSet,
 };
 use crate::{
     error::{ErrorKind, Result},
@@ -165,7 +165,7 @@ fn every_variable_is_read() {
             .all(|(name, _, source)| *source == Source::Env(name))
     );
     assert_eq!(*config.progress, Progress::Spin(Duration::from_micros(20)));
-    assert_eq!(config.rendezvous_threshold.intra, Threshold::Bytes(8192));
+    assert_eq!(config.rendezvous_threshold.intra, Some(8192));
     assert_eq!(*config.connect_timeout, Duration::from_secs(2));
     assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
     assert_eq!(*config.keepalive, None);

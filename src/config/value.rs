@@ -10,38 +10,17 @@ pub(super) trait Text {
     fn text(&self) -> String;
 }
 
-/// From which size on a message goes by rendezvous.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Threshold {
-    /// Where the cost model says.
-    #[default]
-    Auto,
-    /// Messages of at least so many bytes.
-    Bytes(usize),
-    /// Never, as far as the protocol can do without.
-    Never,
+/// The same as it is displayed.
+macro_rules! displayed {
+    ($($name:ty),+) => {
+        $(impl $crate::config::value::Text for $name {
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        })+
+    };
 }
-
-impl Threshold {
-    /// The threshold in bytes; `None` leaves it to the cost model.
-    pub(crate) fn bytes(self) -> Option<usize> {
-        match self {
-            Self::Auto => None,
-            Self::Bytes(bytes) => Some(bytes),
-            Self::Never => Some(usize::MAX),
-        }
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "inf" => Ok(Self::Never),
-            _ => bytes(text)
-                .map(Self::Bytes)
-                .map_err(|error| format!("{error}, \"auto\" or \"inf\"")),
-        }
-    }
-}
+pub(super) use displayed;
 
 /// How a long message travels where network devices reach memory, or one process the other's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,18 +59,19 @@ impl RendezvousScheme {
     }
 }
 
-/// The threshold to peers on this host and to peers on others.
+/// From which size on a message goes by rendezvous, to peers on this host and to peers on others. `None`: where the cost model says; `usize::MAX`:
+/// never, as far as the protocol can do without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RendezvousThreshold {
     /// On this host.
-    pub(crate) intra: Threshold,
+    pub(crate) intra: Option<usize>,
     /// To other hosts.
-    pub(crate) inter: Threshold,
+    pub(crate) inter: Option<usize>,
 }
 
 impl RendezvousThreshold {
     /// The same for all peers.
-    pub(crate) fn same(threshold: Threshold) -> Self {
+    pub(crate) fn same(threshold: Option<usize>) -> Self {
         Self {
             intra: threshold,
             inter: threshold,
@@ -101,13 +81,13 @@ impl RendezvousThreshold {
     /// Parses one threshold for all, or `intra:A,inter:B` (either alone leaves the other `auto`).
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if !text.contains(':') {
-            return Threshold::parse(text).map(Self::same);
+            return threshold(text).map(Self::same);
         }
         let mut both = Self::default();
         for part in text.split(',') {
             match part.trim().split_once(':') {
-                Some(("intra", value)) => both.intra = Threshold::parse(value)?,
-                Some(("inter", value)) => both.inter = Threshold::parse(value)?,
+                Some(("intra", value)) => both.intra = threshold(value)?,
+                Some(("inter", value)) => both.inter = threshold(value)?,
                 _ => {
                     return Err(format!(
                         "expected \"intra:SIZE\" or \"inter:SIZE\", found \"{part}\""
@@ -116,6 +96,16 @@ impl RendezvousThreshold {
             }
         }
         Ok(both)
+    }
+}
+
+fn threshold(text: &str) -> Result<Option<usize>, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "auto" => Ok(None),
+        "inf" => Ok(Some(usize::MAX)),
+        _ => bytes(text)
+            .map(Some)
+            .map_err(|error| format!("{error}, \"auto\" or \"inf\"")),
     }
 }
 
@@ -196,28 +186,17 @@ fn split_unit(text: &str) -> (&str, String) {
     (&text[..end], text[end..].trim().to_lowercase())
 }
 
-impl Text for Threshold {
-    fn text(&self) -> String {
-        match self {
-            Self::Auto => "auto".to_owned(),
-            Self::Bytes(bytes) => bytes.to_string(),
-            Self::Never => "inf".to_owned(),
-        }
-    }
-}
-
 impl Text for RendezvousThreshold {
     fn text(&self) -> String {
-        match self.intra == self.inter {
-            true => self.intra.text(),
-            false => format!("intra:{},inter:{}", self.intra.text(), self.inter.text()),
+        let [intra, inter] = [self.intra, self.inter].map(|threshold| match threshold {
+            None => "auto".to_owned(),
+            Some(usize::MAX) => "inf".to_owned(),
+            Some(bytes) => bytes.to_string(),
+        });
+        match intra == inter {
+            true => intra,
+            false => format!("intra:{intra},inter:{inter}"),
         }
-    }
-}
-
-impl Text for RendezvousScheme {
-    fn text(&self) -> String {
-        self.to_string()
     }
 }
 
@@ -239,17 +218,7 @@ impl Text for bool {
     }
 }
 
-impl Text for usize {
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Text for u8 {
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+displayed! { RendezvousScheme, usize, u8 }
 
 #[cfg(test)]
 mod tests {
@@ -299,16 +268,11 @@ mod tests {
         );
         assert_eq!(
             RendezvousThreshold::parse("8K"),
-            Ok(RendezvousThreshold::same(Threshold::Bytes(8192)))
+            Ok(RendezvousThreshold::same(Some(8192)))
         );
         let both = RendezvousThreshold::parse("intra:inf,inter:1M").unwrap();
-        assert_eq!(
-            (both.intra, both.inter),
-            (Threshold::Never, Threshold::Bytes(1 << 20))
-        );
+        assert_eq!((both.intra, both.inter), (Some(usize::MAX), Some(1 << 20)));
         assert!(RendezvousThreshold::parse("intra:8K,outer:1").is_err());
         assert!(RendezvousThreshold::parse("").is_err());
-        assert_eq!(Threshold::Auto.bytes(), None);
-        assert_eq!(Threshold::Never.bytes(), Some(usize::MAX));
     }
 }

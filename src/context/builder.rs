@@ -15,8 +15,7 @@ use super::{
 use crate::{
     config::{
         Config, Environment, Limits, Names, NetDevices, Overrides, Progress, RcOverrides,
-        RendezvousScheme, RendezvousThreshold, Source, Threshold, TransportSet, invalid,
-        system_interfaces,
+        RendezvousScheme, RendezvousThreshold, Source, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
     memory::{MemoryDomain, MonitorKind},
@@ -166,7 +165,7 @@ impl ContextBuilder {
     /// writer's memory: at least 16 KiB where both map it, 128 KiB where the kernel copies. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
     #[doc(alias = "UCX_RNDV_THRESH")]
     pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
-        self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Threshold::Bytes(bytes)));
+        self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Some(bytes)));
         self
     }
 

@@ -236,8 +236,7 @@ pub(super) fn attach(
         let threshold = {
             let configured = engine.core.movers.ctx.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
-            let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
-            threshold.bytes()
+            if reach == Some(Reach::Network) { configured.inter } else { configured.intra }
         };
         let one_copy = link.shared_memory().map(|memory| {
             names.extend(cma.is_some().then_some(cma::NAME));
