@@ -6,10 +6,10 @@ use std::{
     str::FromStr,
 };
 
-use super::wire::{Field, MAX_ENTRIES, MAX_NAME, Name, Reader, fields, malformed, open, seal};
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{Identity, WorkerId, hex},
+    util::wire::{Field, MAX_ENTRIES, MAX_NAME, Name, Reader, fields, malformed, open, seal},
 };
 
 fields! {
@@ -209,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::wire::tests::{
+    use crate::util::wire::tests::{
         hex, identities, identity, names, refuses_flips, refuses_truncation, with_unknown_field,
         workers,
     };

@@ -2,10 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use super::wire::{Field, Reader, fields, malformed, open, seal, sequence};
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{Access, DeviceKey, Identity, MemoryType, hex, text::no},
+    util::wire::{Field, Reader, fields, malformed, open, seal, sequence},
 };
 
 fields! {
@@ -64,7 +64,6 @@ pub(crate) struct ShmRoute {
 sequence! { Region { address, length, key } }
 sequence! { RegionKey { slot, generation } }
 sequence! { ShmRoute { segment, offset, segment_length } }
-sequence! { DeviceKey { device, key } }
 
 impl Descriptor {
     /// A descriptor of `length` bytes at `address` of the owner.
@@ -304,7 +303,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::wire::{
+    use crate::util::wire::{
         put_field,
         tests::{hex, identities, identity, refuses_flips, refuses_truncation, with_unknown_field},
     };

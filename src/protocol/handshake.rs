@@ -58,11 +58,10 @@ use super::{
     },
     keys::{Agreed, PrivateKey, PublicKey},
     pake::{Pake, Share},
-    wire::malformed,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    util::secret::same,
+    util::{secret::same, wire::malformed},
 };
 
 /// Random bytes that one end's share of a secret is made of.
@@ -574,8 +573,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        protocol::wire::{Name, tests::identities},
         types::Identity,
+        util::wire::{Name, tests::identities},
     };
 
     /// A key for one handshake, and what a share of the secret is made of.

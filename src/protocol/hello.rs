@@ -12,11 +12,11 @@ use super::{
     control::{error_kind, error_kind_code},
     keys::PublicKey,
     pake::Share,
-    wire::{Field, Name, Reader, fields, malformed, printable, put, read_fields, sequence},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{Identity, Landmark},
+    util::wire::{Field, Name, Reader, fields, malformed, printable, put, read_fields, sequence},
 };
 
 /// Oldest version of the wire that this side speaks.
@@ -75,7 +75,6 @@ impl Field for Versions {
 }
 
 sequence! { PublicKey { 0 } }
-sequence! { Landmark { address, holds } }
 
 fields! {
     /// What the dialling end says first: nothing of itself.
@@ -368,7 +367,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::wire::{
+    use crate::util::wire::{
         MAX_NAME, put_field,
         tests::{hex, identities, identity, names, refuses_truncation},
     };

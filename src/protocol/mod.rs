@@ -21,7 +21,7 @@
 //! | [`hello`], [`keys`], [`pake`] | its messages; a worker's key, of which its id is a hash; what a weak secret is good for |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
 //! | [`registered`] | the same memory within a communicator: whose it is, and until when |
-//! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
+//! | [`wire`](crate::util::wire) | the parts these are made of: reader, fields, sealed envelope |
 //!
 //! Everything on the wire is little-endian. What comes from outside is parsed without trusting a length and without a
 //! panic; bytes that make no sense are an error of kind `Malformed` (things passed around), `VersionMismatch`, or
@@ -50,7 +50,6 @@ pub(crate) mod registered;
 pub(crate) mod stream;
 pub(crate) mod thresholds;
 pub(crate) mod window;
-pub(crate) mod wire;
 
 pub use address::WorkerAddress;
 pub use descriptor::Descriptor;

@@ -1,10 +1,10 @@
 //! What two ranks tell each other while they make a semaphore: the counter that is offered, and of which attempt whose offer was seen.
 
-use super::{
-    registered::Registered,
-    wire::{Field, Reader, fields, open, seal},
+use super::registered::Registered;
+use crate::{
+    error::Result,
+    util::wire::{Field, Reader, fields, open, seal},
 };
-use crate::error::Result;
 
 /// Tells one attempt of a rank from every other.
 pub(crate) type Attempt = [u8; 16];
@@ -58,13 +58,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        protocol::{
-            Descriptor,
-            descriptor::RegionKey,
-            registered,
-            wire::tests::{hex, identities, refuses_flips, refuses_truncation, with_unknown_field},
-        },
+        protocol::{Descriptor, descriptor::RegionKey, registered},
         types::{Access, MemoryType},
+        util::wire::tests::{
+            hex, identities, refuses_flips, refuses_truncation, with_unknown_field,
+        },
     };
 
     proptest! {

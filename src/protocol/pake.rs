@@ -31,7 +31,7 @@ mod curve {
     use zeroize::Zeroizing;
 
     use super::{Agreed, Result, Share};
-    use crate::protocol::wire::malformed;
+    use crate::util::wire::malformed;
 
     /// One end's part.
     pub(crate) struct Pake {

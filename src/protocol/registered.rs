@@ -1,10 +1,10 @@
 //! Registered memory as another rank of a communicator gets it: a descriptor, and who lends it to whom and until when.
 
-use super::{
-    Descriptor,
-    wire::{Field, Reader, fields, open, seal},
+use super::Descriptor;
+use crate::{
+    error::Result,
+    util::wire::{Field, Reader, fields, open, seal},
 };
-use crate::error::Result;
 
 fields! {
     /// What [`RegisteredMemory`](crate::channel::RegisteredMemory) is on the way.
@@ -51,11 +51,11 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::{
-        protocol::{
-            descriptor::{self, RegionKey},
-            wire::tests::{hex, identities, refuses_flips, refuses_truncation, with_unknown_field},
-        },
+        protocol::descriptor::{self, RegionKey},
         types::{Access, MemoryType},
+        util::wire::tests::{
+            hex, identities, refuses_flips, refuses_truncation, with_unknown_field,
+        },
     };
 
     proptest! {

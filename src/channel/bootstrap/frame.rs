@@ -16,10 +16,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::limits::{MAX_GATHER, MAX_MESSAGE};
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::{
-        control::{error_kind, error_kind_code},
-        wire::{Reader, printable},
-    },
+    protocol::control::{error_kind, error_kind_code},
+    util::wire::{Reader, printable},
 };
 
 /// Longest text of an error that is passed on, in bytes.

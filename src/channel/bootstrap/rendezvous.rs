@@ -46,9 +46,9 @@ use crate::{
         handshake::{Greeting, Opening, Verdict},
         hello::{Acceptance, HEAD, Introduction, Message, length_of},
         keys::PrivateKey,
-        wire::Reader,
     },
     sys::identity::identity,
+    util::wire::Reader,
 };
 
 /// What a handshake may take at the end that dials, a wait for a place at the other end among it, before its connection is given up.

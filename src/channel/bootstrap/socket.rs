@@ -27,9 +27,11 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::wire::{MAX_NAME, Reader},
     sys::{abstract_socket, fd_passing, fork},
-    util::lock::Mutex,
+    util::{
+        lock::Mutex,
+        wire::{MAX_NAME, Reader},
+    },
 };
 
 /// What is read at once at most.

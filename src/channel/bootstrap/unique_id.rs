@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::wire::Reader,
     types::hex,
+    util::wire::Reader,
 };
 
 /// Length in bytes.

@@ -5,6 +5,7 @@ use crate::{
     memory::region::admit,
     transport::MAX_DEVICES,
     types::{Access, DeviceKey},
+    util::wire::{Field, Reader},
 };
 
 /// What a peer needs to reach exposed memory by hand: made by [`Driver::pack`](super::Driver::pack), sent to the peer as bytes in whatever way the program
@@ -61,19 +62,16 @@ impl RemoteKey {
         let mut bytes = Vec::with_capacity(FIXED + self.devices.len() * DEVICE);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&[VERSION, self.access.bits(), self.devices.len() as u8]);
-        bytes.extend_from_slice(&self.slot.to_le_bytes());
+        self.slot.put(&mut bytes);
         // No segment has the number 0.
         let (segment, offset) = self.segment.unwrap_or_default();
-        let words = [self.generation, self.address, self.length, segment, offset];
-        for word in words {
-            bytes.extend_from_slice(&word.to_le_bytes());
+        for word in [self.generation, self.address, self.length, segment, offset] {
+            word.put(&mut bytes);
         }
-        for device in &self.devices {
-            bytes.extend_from_slice(&device.device.to_le_bytes());
-            bytes.extend_from_slice(&device.key.to_le_bytes());
-        }
-        let sum = crc32fast::hash(&bytes);
-        bytes.extend_from_slice(&sum.to_le_bytes());
+        self.devices
+            .iter()
+            .for_each(|device| device.put(&mut bytes));
+        crc32fast::hash(&bytes).put(&mut bytes);
         bytes
     }
 
@@ -91,43 +89,32 @@ impl RemoteKey {
         if crc32fast::hash(said) != u32::from_le_bytes(*sum) {
             return Err(malformed("the checksum of the remote key is wrong"));
         }
-        let ([version, access, count], rest) = rest.split_first_chunk().ok_or_else(short)?;
-        if *version != VERSION {
+        let mut rest = Reader::new(rest);
+        let [version, access, count] = rest.array()?;
+        if version != VERSION {
             let text = format!("a remote key of version {version}, and this side reads {VERSION}");
             return Err(Error::new(ErrorKind::VersionMismatch, text));
         }
-        let (slot, mut rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let mut words = [0; 5];
-        for word in &mut words {
-            let (first, behind) = rest.split_first_chunk().ok_or_else(short)?;
-            (*word, rest) = (u64::from_le_bytes(*first), behind);
-        }
-        let [generation, address, length, segment, offset] = words;
-        let count = usize::from(*count);
-        if count > MAX_DEVICES || rest.len() != count * DEVICE {
-            return Err(malformed(
-                "the remote key names other devices than it counts",
-            ));
-        }
-        let devices = rest.chunks_exact(DEVICE).filter_map(|device| {
-            let (device, key) = device.split_first_chunk()?;
-            Some(DeviceKey {
-                device: u64::from_le_bytes(*device),
-                key: u32::from_le_bytes(*key.first_chunk()?),
-            })
-        });
+        let (slot, generation) = (rest.u32()?, rest.u64()?);
+        let (address, length) = (rest.u64()?, rest.u64()?);
+        let (segment, offset) = (rest.u64()?, rest.u64()?);
+        let devices = rest.whole(|rest| (0..count).map(|_| DeviceKey::read(rest)).collect());
+        let devices: Vec<_> = devices
+            .ok()
+            .filter(|_| usize::from(count) <= MAX_DEVICES)
+            .ok_or_else(|| malformed("the remote key names other devices than it counts"))?;
         let ends = address.checked_add(length).is_some() && offset.checked_add(length).is_some();
         if !ends {
             return Err(malformed("the range of the remote key wraps around"));
         }
         Ok(Self {
-            slot: u32::from_le_bytes(*slot),
+            slot,
             generation,
-            access: Access::of_bits(*access),
+            access: Access::of_bits(access),
             address,
             length,
             segment: (segment != 0).then_some((segment, offset)),
-            devices: devices.collect(),
+            devices,
         })
     }
 

@@ -14,64 +14,40 @@ use crate::{
         cma::{self, CmaPeer, Trial},
     },
     types::{Identity, Landmark},
+    util::wire::{Field, Reader},
 };
 
 const MAGIC: &[u8; 4] = b"whnd";
 const VERSION: u8 = 1;
-const HELLO: usize = 4 + 1 + 16 + 24 + 8 + 1 + 8 + 16;
-
-/// Bytes of a number.
-fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N]> {
-    let (first, rest) = bytes
-        .split_first_chunk()
-        .ok_or_else(|| Error::new(ErrorKind::Protocol, "a driver's hello is too short"))?;
-    *bytes = rest;
-    Ok(*first)
-}
 
 pub(super) fn hello(me: &Identity, by_kernel: bool, landmark: &Landmark) -> Vec<u8> {
-    let mut hello = Vec::with_capacity(HELLO);
-    hello.extend_from_slice(MAGIC);
-    hello.push(VERSION);
-    hello.extend_from_slice(&me.boot);
-    for space in [me.net_namespace, me.pid_namespace, me.user_namespace] {
-        hello.extend_from_slice(&space.to_le_bytes());
-    }
-    hello.extend_from_slice(&me.user.to_le_bytes());
-    hello.extend_from_slice(&me.pid.to_le_bytes());
-    hello.push(by_kernel.into());
-    hello.extend_from_slice(&landmark.address.to_le_bytes());
-    hello.extend_from_slice(&landmark.holds);
+    let mut hello = MAGIC.to_vec();
+    VERSION.put(&mut hello);
+    me.put(&mut hello);
+    by_kernel.put(&mut hello);
+    landmark.put(&mut hello);
     hello
 }
 
-pub(super) fn read(mut bytes: &[u8]) -> Result<(Identity, bool, Landmark)> {
-    let from = &mut bytes;
-    if take(from)? != *MAGIC {
-        return Err(Error::new(
-            ErrorKind::Protocol,
-            "the peer is no driver by hand",
-        ));
-    }
-    let [version] = take(from)?;
-    if version != VERSION {
+pub(super) fn read(bytes: &[u8]) -> Result<(Identity, bool, Landmark)> {
+    let said = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first);
+    let (version, body) = said.ok_or_else(|| {
+        let text = "the peer is no driver by hand";
+        Error::new(ErrorKind::Protocol, text)
+    })?;
+    if *version != VERSION {
         let text = format!("the peer is a driver of version {version}, this side of {VERSION}");
         return Err(Error::new(ErrorKind::VersionMismatch, text));
     }
-    let identity = Identity {
-        boot: take(from)?,
-        net_namespace: u64::from_le_bytes(take(from)?),
-        pid_namespace: u64::from_le_bytes(take(from)?),
-        user_namespace: u64::from_le_bytes(take(from)?),
-        user: u32::from_le_bytes(take(from)?),
-        pid: u32::from_le_bytes(take(from)?),
+    let from = &mut Reader::new(body);
+    let mut read = || {
+        Ok((
+            Identity::read(from)?,
+            from.u8()? == 1,
+            Landmark::read(from)?,
+        ))
     };
-    let [by_kernel] = take(from)?;
-    let landmark = Landmark {
-        address: u64::from_le_bytes(take(from)?),
-        holds: take(from)?,
-    };
-    Ok((identity, by_kernel == 1, landmark))
+    read().map_err(|_: Error| Error::new(ErrorKind::Protocol, "a driver's hello is too short"))
 }
 
 /// Who the peer is; and its process, where both ends copy by the kernel and can.

@@ -26,7 +26,7 @@ use crate::{
     sys::process_vm,
     transport::channel::Channel,
     types::{Landmark, Source},
-    util::lock::Mutex,
+    util::{lock::Mutex, wire::legible},
 };
 
 /// The name used in configuration and errors.
@@ -96,20 +96,15 @@ pub(crate) fn settled(
         (Err(reason), _) => Err(format!("this end cannot read the peer's memory: {reason}")),
         (Ok(_), Err(reason)) => Err(format!(
             "the peer cannot read this end's memory: {}",
-            printable(&reason)
+            legible(reason.as_bytes())
         )),
     }
-}
-
-fn printable(reason: &str) -> String {
-    let reason = reason.chars().filter(|c| !c.is_control());
-    reason.take(MAX_REASON).collect()
 }
 
 /// Looks at memory of peers that may be under way in this process. Those that peers make wait are not to become ever more threads.
 static LOOKS: Looks = Looks::new(64, 32);
 
-/// A look takes microseconds, so a place is soon free, unless peers hold all of them.
+/// A look takes microseconds, so a place is soon free, unless peers, or this one's source alone, hold all that they may.
 const SOON: Duration = Duration::from_millis(500);
 
 /// Places for looks: so many in all, and so many for those that come from one source, so that none takes all.
@@ -315,9 +310,6 @@ fn failed(error: io::Error, done: usize) -> Error {
 const COOKIE: usize = 16;
 type Cookie = [u8; COOKIE];
 
-/// Longest reason that is taken from a peer, in characters.
-const MAX_REASON: usize = 256;
-
 fn new_cookie() -> Result<Box<Cookie>> {
     let mut cookie = Box::new([0; COOKIE]);
     getrandom::fill(cookie.as_mut_slice())
@@ -342,7 +334,7 @@ pub(crate) fn encode(reached: std::result::Result<(), &str>) -> Vec<u8> {
 pub(crate) fn decode(message: &[u8]) -> Result<std::result::Result<(), String>> {
     match message {
         [0] => Ok(Ok(())),
-        [1, reason @ ..] => Ok(Err(printable(&String::from_utf8_lossy(reason)))),
+        [1, reason @ ..] => Ok(Err(legible(reason))),
         _ => Err(Error::new(
             ErrorKind::Protocol,
             "a malformed answer about memory to try",

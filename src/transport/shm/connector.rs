@@ -11,7 +11,6 @@
 //! fail and the channel stays in step for the next transport. After the verdict the socket belongs to the link.
 
 use std::{
-    fmt,
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -40,6 +39,7 @@ use crate::{
         channel::Channel,
         contract::{Connected, Connector, PeerInfo, Role},
     },
+    util::wire::legible,
 };
 
 /// A link that both ends agreed on.
@@ -272,19 +272,9 @@ async fn receive(channel: &mut Channel) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     }
 }
 
-fn refusal(reason: impl AsRef<[u8]>) -> Error {
-    struct Printable<'a>(&'a [u8]);
-    impl fmt::Display for Printable<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let text = String::from_utf8_lossy(self.0);
-            text.chars()
-                .take(300)
-                .filter(|c| !c.is_control())
-                .try_for_each(|c| write!(f, "{c}"))
-        }
-    }
+fn refusal(reason: &[u8]) -> Error {
     Error::new(
         ErrorKind::Rejected,
-        format!("the peer cannot use it: {}", Printable(reason.as_ref())),
+        format!("the peer cannot use it: {}", legible(reason)),
     )
 }

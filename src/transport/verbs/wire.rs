@@ -3,6 +3,7 @@
 use crate::{
     driver::verbs::{Gid, LinkLayer, Mtu},
     error::{Error, ErrorKind, Result},
+    util::wire::legible,
 };
 
 /// Bytes in front of a message's body.
@@ -268,9 +269,7 @@ pub(super) fn read_verdict(bytes: &[u8]) -> Result<u16> {
 }
 
 fn refusal(text: &[u8]) -> Error {
-    let text = String::from_utf8_lossy(&text[..text.len().min(MOST_TEXT)]);
-    // It is the peer's text: on one line of a log.
-    let text: String = text.chars().filter(|char| !char.is_control()).collect();
+    let text = legible(text);
     Error::new(ErrorKind::Unreachable, format!("the peer cannot: {text}"))
 }
 

@@ -8,7 +8,6 @@ use crate::{
         handshake::{Client, Greeting, Opening, Server, Verdict},
         hello::{Acceptance, Arrival, Elsewhere, Introduction, Message, Ticket},
         keys::PublicKey,
-        wire::Name,
     },
     sys::identity::identity,
     transport::{
@@ -17,6 +16,7 @@ use crate::{
         cma::{self, CmaPeer, Trial},
     },
     types::{EndpointId, LinkId, WorkerId},
+    util::wire::Name,
     worker::{
         connect::{
             said::{believed, info, refuse, transports},

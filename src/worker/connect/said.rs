@@ -6,10 +6,7 @@ use tokio::time::timeout;
 
 use crate::{
     error::{Error, Result},
-    protocol::{
-        hello::{Introduction, Message},
-        wire::printable,
-    },
+    protocol::hello::{Introduction, Message},
     sys::identity::identity,
     transport::{
         PeerInfo,
@@ -17,6 +14,7 @@ use crate::{
         cma::{self, Trial},
     },
     types::Identity,
+    util::wire::printable,
     worker::shared::Shared,
 };
 

@@ -10,7 +10,7 @@
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::{Identity, WorkerId},
+    types::{DeviceKey, Identity, Landmark, WorkerId},
 };
 
 /// Most entries of a list.
@@ -41,22 +41,6 @@ impl<'a> Reader<'a> {
         let (taken, rest) = self.0.split_first_chunk().ok_or_else(cut_short)?;
         self.0 = rest;
         Ok(*taken)
-    }
-
-    pub(crate) fn u8(&mut self) -> Result<u8> {
-        self.array().map(u8::from_le_bytes)
-    }
-
-    pub(crate) fn u16(&mut self) -> Result<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    pub(crate) fn u32(&mut self) -> Result<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    pub(crate) fn u64(&mut self) -> Result<u64> {
-        self.array().map(u64::from_le_bytes)
     }
 
     pub(crate) fn bool(&mut self) -> Result<bool> {
@@ -129,6 +113,12 @@ pub(crate) trait Field: PartialEq + Sized {
 
 macro_rules! integers {
     ($($type:ident)*) => {$(
+        impl Reader<'_> {
+            pub(crate) fn $type(&mut self) -> Result<$type> {
+                self.array().map($type::from_le_bytes)
+            }
+        }
+
         impl Field for $type {
             fn put(&self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
@@ -145,13 +135,13 @@ integers!(u8 u16 u32 u64);
 /// Types that are their parts, one behind the other.
 macro_rules! sequence {
     ($type:ty { $($part:tt),* }) => {
-        impl $crate::protocol::wire::Field for $type {
+        impl $crate::util::wire::Field for $type {
             fn put(&self, out: &mut Vec<u8>) {
-                $($crate::protocol::wire::Field::put(&self.$part, out);)*
+                $($crate::util::wire::Field::put(&self.$part, out);)*
             }
 
-            fn read(body: &mut $crate::protocol::wire::Reader<'_>) -> $crate::error::Result<Self> {
-                Ok(Self { $($part: $crate::protocol::wire::Field::read(body)?),* })
+            fn read(body: &mut $crate::util::wire::Reader<'_>) -> $crate::error::Result<Self> {
+                Ok(Self { $($part: $crate::util::wire::Field::read(body)?),* })
             }
         }
     };
@@ -160,6 +150,8 @@ pub(crate) use sequence;
 
 sequence! { WorkerId { 0 } }
 sequence! { Identity { boot, net_namespace, pid_namespace, user_namespace, user, pid } }
+sequence! { Landmark { address, holds } }
+sequence! { DeviceKey { device, key } }
 
 impl<const N: usize> Field for [u8; N] {
     fn put(&self, out: &mut Vec<u8>) {
@@ -258,7 +250,7 @@ macro_rules! fields {
         impl $name {
             pub(crate) fn encode_fields(&self) -> Vec<u8> {
                 let mut out = Vec::new();
-                $($crate::protocol::wire::put(
+                $($crate::util::wire::put(
                     &mut out,
                     $id,
                     &self.$field,
@@ -270,7 +262,7 @@ macro_rules! fields {
             /// # Errors
             /// `Malformed`, and what a field's type says.
             pub(crate) fn decode_fields(bytes: &[u8]) -> $crate::error::Result<Self> {
-                $crate::protocol::wire::read_fields!(
+                $crate::util::wire::read_fields!(
                     bytes as Self { $($field = $id $(or $absent)?),* }
                 )
             }
@@ -282,16 +274,16 @@ pub(crate) use fields;
 /// What `fields` are made into, which may be a variant. Ids that are not known are skipped.
 macro_rules! read_fields {
     ($bytes:ident as $($made:ident)::+ { $($field:ident = $id:literal $(or $absent:expr)?),* }) => {{
-        let mut fields = $crate::protocol::wire::Reader::new($bytes);
+        let mut fields = $crate::util::wire::Reader::new($bytes);
         $(let mut $field = None;)*
         while let Some(field) = fields.field()? {
             match field.0 {
-                $($id => $crate::protocol::wire::once(&mut $field, field.1)?,)*
+                $($id => $crate::util::wire::once(&mut $field, field.1)?,)*
                 _ => {}
             }
         }
         Ok($($made)::+ {
-            $($field: $crate::protocol::wire::required($field$(.or(Some($absent)))?)?,)*
+            $($field: $crate::util::wire::required($field$(.or(Some($absent)))?)?,)*
         })
     }};
 }
@@ -413,6 +405,13 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     out
+}
+
+/// A peer's reason the same way, which need not be text: the first of it, without what a terminal would follow.
+pub(crate) fn legible(reason: &[u8]) -> String {
+    let text = String::from_utf8_lossy(reason);
+    let shown = text.chars().filter(|char| !char.is_control());
+    shown.take(300).collect()
 }
 
 #[cfg(test)]
