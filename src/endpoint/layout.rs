@@ -217,7 +217,7 @@ mod tests {
         Context, Region, Worker,
         error::Result,
         protocol::{
-            control::{self, LayoutAnswer, LayoutHeader, StridedForm},
+            control::{self, LayoutAnswer, LayoutHeader},
             layout::{MAX_BLOCKS, encode_block},
         },
         transport::{Place, Sink},
@@ -310,8 +310,8 @@ mod tests {
         list
     }
 
-    fn form(offset: u64, block: u64, stride: u64, count: u64) -> [u8; StridedForm::SIZE] {
-        Strided::new(offset, block, stride, count).form().encode()
+    fn form(offset: u64, block: u64, stride: u64, count: u64) -> [u8; Strided::FORM] {
+        Strided::new(offset, block, stride, count).form()
     }
 
     /// Lies about lengths.

@@ -39,11 +39,11 @@
 //! | `FETCHED` | operation of the initiator | `u64` old value |
 //! | `SIGNAL` | none | [`Signal`]; not answered. Of 0: wakes who waits |
 //! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
-//! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks, payload of all blocks |
-//! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
+//! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [strided form](super::layout::Strided::form) or a list of blocks, payload of all blocks |
+//! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [strided form](super::layout::Strided::form) or a list of blocks |
 //! | `PULL` | operation of the peer that has bytes: an announced send or put | [`Pull`]; answered by `FRAGMENT`s, or by `NACK` |
 //! | `PUT_RTS` | operation of the initiator | [`PutRts`], and with 3 a [`Signal`]: the owner pulls the bytes, and says `DONE` or `NACK` |
-//! | `LAYOUT_RTS` | operation of the initiator | [`LayoutHeader`] with 1, or with 3 a [`Signal`], and [`StridedForm`] or a list of blocks: as `PUT_RTS`; part by part, each after the `DONE` of the one before; counts among the requests for blocks that may be unanswered at a time |
+//! | `LAYOUT_RTS` | operation of the initiator | [`LayoutHeader`] with 1, or with 3 a [`Signal`], and [strided form](super::layout::Strided::form) or a list of blocks: as `PUT_RTS`; part by part, each after the `DONE` of the one before; counts among the requests for blocks that may be unanswered at a time |
 //! | `ROUTE` | operation of the peer that has bytes, or 0 for a region's | [`Route`]; answered by `ROUTED` |
 //! | `ROUTED` | operation of the receiver | a loan, u64, and a descriptor of its memory: ended by `DONE` for the loan; or 0 and the reason why there is none |
 //! | `ASK_KEYS` | operation of the sender | `u64` operation of the receiver: asks for the keys of what was announced; answered by `KEYS`, or by `FRAGMENT`s |
@@ -174,28 +174,6 @@ pub(crate) const fn waits_as(id: u8) -> Waits {
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A field of a body.
-trait Field: Sized {
-    const SIZE: usize;
-    fn put(self, to: &mut [u8]);
-    fn take(from: &[u8]) -> Option<Self>;
-}
-
-macro_rules! fields {
-    ($($t:ty)*) => {$(
-        impl Field for $t {
-            const SIZE: usize = size_of::<$t>();
-            fn put(self, to: &mut [u8]) {
-                to.copy_from_slice(&self.to_le_bytes());
-            }
-            fn take(from: &[u8]) -> Option<Self> {
-                Some(<$t>::from_le_bytes(from.try_into().ok()?))
-            }
-        }
-    )*};
-}
-fields!(u16 u32 u64);
-
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $t:ty,)* }) => {
         $(#[$doc])*
@@ -203,14 +181,14 @@ macro_rules! body {
         pub(crate) struct $name { $($(#[$field_doc])* pub(crate) $field: $t,)* }
 
         impl $name {
-            pub(crate) const SIZE: usize = 0 $(+ <$t as Field>::SIZE)*;
+            pub(crate) const SIZE: usize = 0 $(+ size_of::<$t>())*;
 
             pub(crate) fn encode(self) -> [u8; Self::SIZE] {
                 let mut bytes = [0; Self::SIZE];
                 let mut at = 0;
                 $(
-                    let end = at + <$t as Field>::SIZE;
-                    self.$field.put(&mut bytes[at..end]);
+                    let end = at + size_of::<$t>();
+                    bytes[at..end].copy_from_slice(&self.$field.to_le_bytes());
                     at = end;
                 )*
                 debug_assert_eq!(at, Self::SIZE);
@@ -219,15 +197,14 @@ macro_rules! body {
 
             /// Reads it from the front of `bytes`.
             pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-                let mut rest = bytes;
+                let rest = bytes;
                 $(
-                    let $field = rest
-                        .split_off(..<$t as Field>::SIZE)
-                        .and_then(<$t as Field>::take)
+                    let ($field, rest) = rest
+                        .split_first_chunk()
                         .ok_or_else(|| Error::new(ErrorKind::Protocol, concat!("short ", stringify!($name))))?;
                 )*
                 let _ = rest;
-                Ok(Self { $($field,)* })
+                Ok(Self { $($field: <$t>::from_le_bytes(*$field),)* })
             }
         }
     };
@@ -526,32 +503,10 @@ body! {
         length: u64,
         /// Slot of the region.
         slot: u32,
-        /// Blocks in the list that follows; `NONE`: a [`StridedForm`] follows, of the whole layout.
+        /// Blocks in the list that follows; `NONE`: a [strided form](super::layout::Strided::form) follows, of the whole layout.
         blocks: u32,
         /// As in [`PutHeader`]; with 3 the [`Signal`] follows this header.
         last: u32,
-    }
-}
-
-body! {
-    /// A block repeated by three nested loops.
-    StridedForm {
-        /// Offset of the first block in the region.
-        offset: u64,
-        /// Bytes of a block.
-        block: u64,
-        /// From block to block.
-        stride: u64,
-        /// Blocks.
-        count: u64,
-        /// From row to row.
-        stride_2: u64,
-        /// Rows.
-        count_2: u64,
-        /// From plane to plane.
-        stride_3: u64,
-        /// Planes.
-        count_3: u64,
     }
 }
 
@@ -627,10 +582,8 @@ pub(crate) fn error_short(what: &str) -> Error {
 
 /// The error that a refusal stands for.
 pub(crate) fn error_of(body: &[u8]) -> Error {
-    let kind = body
-        .get(..2)
-        .and_then(u16::take)
-        .map_or(ErrorKind::Protocol, error_kind);
+    let code = body.first_chunk().map(|code| u16::from_le_bytes(*code));
+    let kind = code.map_or(ErrorKind::Protocol, error_kind);
     let text = body.get(2..).unwrap_or(&[]);
     if kind == ErrorKind::Rejected && !text.is_empty() {
         let text = format!("rejected: {}", String::from_utf8_lossy(text).escape_debug());
@@ -683,7 +636,6 @@ mod tests {
         atomic: Atomic of 40,
         signal: Signal of 28,
         layout_header: LayoutHeader of 36,
-        strided_form: StridedForm of 64,
         layout_answer: LayoutAnswer of 12,
     }
 

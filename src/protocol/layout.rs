@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::control::{StridedForm, error_short},
+    protocol::control::error_short,
 };
 
 /// Consecutive bytes of a remote region.
@@ -153,31 +153,38 @@ impl Strided {
         self
     }
 
-    pub(crate) fn form(&self) -> StridedForm {
-        let [a, b, c] = self.dims;
-        StridedForm {
-            offset: self.offset,
-            block: self.block,
-            stride: a.stride,
-            count: a.count,
-            stride_2: b.stride,
-            count_2: b.count,
-            stride_3: c.stride,
-            count_3: c.count,
+    /// Bytes of a form.
+    pub(crate) const FORM: usize = 64;
+
+    /// As a peer is told it: the offset of the first block in the region, a block's bytes, and stride and count of each loop, the innermost first.
+    pub(crate) fn form(&self) -> [u8; Self::FORM] {
+        let loops = self.dims.iter().flat_map(|dim| [dim.stride, dim.count]);
+        let words = [self.offset, self.block].into_iter().chain(loops);
+        let mut form = [0; Self::FORM];
+        for (place, word) in form.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
         }
+        form
     }
 
-    pub(crate) fn of(form: StridedForm) -> Self {
-        let dim = |stride, count| Dim { stride, count };
-        Self {
-            offset: form.offset,
-            block: form.block,
-            dims: [
-                dim(form.stride, form.count),
-                dim(form.stride_2, form.count_2),
-                dim(form.stride_3, form.count_3),
-            ],
-        }
+    /// Reads a form from the front of `bytes`.
+    ///
+    /// # Errors
+    /// `Protocol`: there are too few.
+    pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
+        let form = bytes.first_chunk::<{ Self::FORM }>();
+        let (words, _) = form
+            .ok_or_else(|| error_short("StridedForm"))?
+            .as_chunks::<8>();
+        let word = |at: usize| u64::from_le_bytes(words[at]);
+        Ok(Self {
+            offset: word(0),
+            block: word(1),
+            dims: [2, 4, 6].map(|at| Dim {
+                stride: word(at),
+                count: word(at + 1),
+            }),
+        })
     }
 }
 
@@ -440,27 +447,16 @@ impl Strided {
     /// The next block.
     #[inline]
     fn next(&self, cursor: &mut Cursor) {
-        let [a, b, c] = &self.dims;
-        cursor.turns[0] += 1;
-        cursor.start = cursor.start.wrapping_add(a.stride);
-        if cursor.turns[0] < a.count {
-            return;
+        for (at, dim) in self.dims.iter().enumerate() {
+            cursor.turns[at] += 1;
+            cursor.start = cursor.start.wrapping_add(dim.stride);
+            if at == 2 || cursor.turns[at] < dim.count {
+                return;
+            }
+            cursor.turns[at] = 0;
+            let back = dim.stride.wrapping_mul(dim.count);
+            cursor.start = cursor.start.wrapping_sub(back);
         }
-        cursor.turns[0] = 0;
-        cursor.turns[1] += 1;
-        cursor.start = cursor
-            .start
-            .wrapping_sub(a.stride.wrapping_mul(a.count))
-            .wrapping_add(b.stride);
-        if cursor.turns[1] < b.count {
-            return;
-        }
-        cursor.turns[1] = 0;
-        cursor.turns[2] += 1;
-        cursor.start = cursor
-            .start
-            .wrapping_sub(b.stride.wrapping_mul(b.count))
-            .wrapping_add(c.stride);
     }
 
     /// The place `position` bytes into the stream, which must be within it.
@@ -658,7 +654,11 @@ mod tests {
             prop_assert_eq!(total, wanted.iter().map(|run| run.1).sum::<u64>());
             prop_assert_eq!(end, wanted.iter().map(|run| run.0 + run.1).max().unwrap());
             prop_assert_eq!(runs(&Shape::Strided(strided)), wanted);
-            prop_assert_eq!(Strided::of(strided.form()), strided);
+            let form = strided.form();
+            prop_assert_eq!(Strided::of(&form).unwrap(), strided);
+            for length in 0..form.len() {
+                prop_assert_eq!(Strided::of(&form[..length]).unwrap_err().kind(), ErrorKind::Protocol);
+            }
         }
 
         #[test]

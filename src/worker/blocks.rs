@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     memory::region::Exposed,
     protocol::{
-        control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
+        control::{self, LayoutAnswer, LayoutHeader, Signal},
         layout::{
             BLOCK, Block, Cursor, Indexed, Places, Shape, Strided, decode_blocks, split_blocks,
         },
@@ -65,8 +65,8 @@ impl Answer {
 /// The layout of a message, and what follows it.
 pub(super) fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape, &'a [u8])> {
     if header.blocks == control::NONE {
-        let strided = Strided::of(StridedForm::decode(rest)?);
-        let rest = rest.get(StridedForm::SIZE..).unwrap_or(&[]);
+        let strided = Strided::of(rest)?;
+        let rest = rest.get(Strided::FORM..).unwrap_or(&[]);
         return Ok((Shape::Strided(strided), rest));
     }
     let (list, rest) = split_blocks(rest, header.blocks)?;

@@ -18,6 +18,7 @@ use crate::{
     },
     protocol::{
         control::{self, Atomic, PutHeader, Signal},
+        layout::Strided,
         ledger::{Amount, Ledger},
     },
     sys::identity::identity,
@@ -740,17 +741,8 @@ fn a_long_answer_to_a_short_request_takes_turns() {
             blocks: control::NONE,
             last: 0,
         };
-        let form = control::StridedForm {
-            offset: 0,
-            block,
-            stride: 0,
-            count: LENGTH / block,
-            stride_2: 0,
-            count_2: 1,
-            stride_3: 0,
-            count_3: 1,
-        };
-        let body = [&header.encode()[..], &form.encode()].concat();
+        let form = Strided::new(0, block, 0, LENGTH / block).form();
+        let body = [&header.encode()[..], &form].concat();
         let mut turn = bed.say(control::GET_LAYOUT, OP, &body).expect("served");
         let mut position = 0;
         for _ in 0..10 {

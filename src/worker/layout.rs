@@ -15,8 +15,8 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 use crate::{
     error::{Error, ErrorKind},
     protocol::{
-        control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
-        layout::{BLOCK, Cursor, MAX_BLOCKS, Shape, encode_block},
+        control::{self, LayoutAnswer, LayoutHeader, Signal},
+        layout::{BLOCK, Cursor, MAX_BLOCKS, Shape, Strided, encode_block},
     },
     types::OpKey,
     worker::rma::Target,
@@ -149,9 +149,9 @@ impl Plan {
         to.clear();
         match &*self.shape {
             Shape::Strided(strided) => {
-                to.extend_from_slice(&strided.shifted(target.offset).form().encode());
+                to.extend_from_slice(&strided.shifted(target.offset).form());
                 if each > 0 {
-                    header.length = left.min(room - StridedForm::SIZE) as u64;
+                    header.length = left.min(room - Strided::FORM) as u64;
                     cursor = strided.seek(header.position + header.length);
                 }
             }

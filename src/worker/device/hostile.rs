@@ -8,9 +8,7 @@ use crate::{
     error::ErrorKind,
     memory::{AddressRange, Buffer, BufferMut, DomainMemory, Region},
     protocol::{
-        control::{
-            self, GetRequest, LayoutAnswer, LayoutHeader, Pull, PutHeader, PutRts, Rtr, StridedForm,
-        },
+        control::{self, GetRequest, LayoutAnswer, LayoutHeader, Pull, PutHeader, PutRts, Rtr},
         layout::{Block, Indexed, MAX_BLOCKS, Shape, Strided, encode_block},
         ledger::Amount,
         plan,
@@ -294,8 +292,8 @@ fn list(blocks: &[(u64, u32)]) -> Vec<u8> {
     list
 }
 
-fn form(offset: u64, block: u64, stride: u64, count: u64) -> [u8; StridedForm::SIZE] {
-    Strided::new(offset, block, stride, count).form().encode()
+fn form(offset: u64, block: u64, stride: u64, count: u64) -> [u8; Strided::FORM] {
+    Strided::new(offset, block, stride, count).form()
 }
 
 /// Lies about lengths, blocks outside, regions that are none: nothing is held for them, and nothing is asked of an engine.
