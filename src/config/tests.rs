@@ -47,7 +47,7 @@ fn defaults_without_environment() {
             .all(|(_, _, source)| *source == Source::Default)
     );
     let names = config.transports.names().collect::<Vec<_>>();
-    assert_eq!(names, crate::transport::registry::NAMES);
+    assert_eq!(names, *crate::transport::registry::NAMES);
     assert_eq!(*config.handshake_timeout, Duration::from_secs(5));
     assert_eq!(*config.ops_window, 4096);
     let plain = Config::default();

@@ -269,7 +269,7 @@ mod tests {
         );
         assert_eq!(names("gaudi_cpy,gaudi_gdr"), ["gaudi_copy", "gaudi_gdr"]);
         assert_eq!(names("rocm"), ["rocm_copy", "rocm_ipc"]);
-        assert_eq!(names("all"), registry::NAMES);
+        assert_eq!(names("all"), *registry::NAMES);
     }
 
     #[test]

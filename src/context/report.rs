@@ -110,12 +110,12 @@ impl Context {
             if reports.iter().any(|known| known.name == name) {
                 continue;
             }
-            let part_of = registry::PARTS.iter().find(|(part, _)| *part == name);
+            let part_of = registry::part_of(&name);
             let mut report = TransportReport {
-                state: self.state(config, &name, part_of.map(|(_, whole)| *whole)),
+                state: self.state(config, &name, part_of),
                 name,
                 reach: None,
-                part_of: part_of.map(|(_, whole)| *whole),
+                part_of,
                 remedy: None,
                 note: None,
                 devices: Vec::new(),
@@ -226,7 +226,7 @@ mod tests {
             .iter()
             .map(|transport| transport.name.as_str())
             .collect();
-        assert!(names.starts_with(registry::NAMES), "{names:?}");
+        assert!(names.starts_with(&registry::NAMES), "{names:?}");
         assert_eq!(names[registry::NAMES.len()], "ze_ipc");
         let left_out = registry::left_out().map(|(name, _)| name);
         assert!(

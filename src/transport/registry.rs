@@ -1,6 +1,9 @@
 //! The transports of this build, and which is preferred.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 #[cfg(feature = "cuda")]
 use crate::transport::cuda::CudaCopy;
@@ -20,7 +23,8 @@ use crate::{
     util::features::is_built_in,
 };
 
-/// What can be chosen, the preferred first: the shorter the way, the earlier.
+/// What can be chosen, the preferred first: the shorter the way, the earlier. With the feature that brings it, where it can be left out of a build; and
+/// of which other it is a part.
 ///
 /// * `self` stays within the worker: one copy, no peer to wake.
 /// * `shm` reaches another process by loads and stores, without a system call.
@@ -31,59 +35,41 @@ use crate::{
 /// * `cuda_copy` is no [`Transport`] but an [`Accelerator`], which copies at the ends of the others; `cuda_ipc` and `gdr_copy` are faculties of it.
 /// * `gaudi_copy` is one as well; `gaudi_ipc` and `gaudi_gdr` are faculties of it.
 /// * `rocm_copy` is the same for AMD's devices, with `rocm_ipc`.
-pub(crate) const NAMES: &[&str] = &[
-    "self",
-    "shm",
-    "cma",
-    #[cfg(feature = "verbs")]
-    "rc_verbs",
-    "tcp",
-    #[cfg(feature = "cuda")]
-    "cuda_copy",
-    #[cfg(feature = "cuda")]
-    "cuda_ipc",
-    #[cfg(feature = "cuda")]
-    "gdr_copy",
-    #[cfg(feature = "gaudi")]
-    "gaudi_copy",
-    #[cfg(feature = "gaudi")]
-    "gaudi_ipc",
-    #[cfg(feature = "gaudi")]
-    "gaudi_gdr",
-    #[cfg(feature = "rocm")]
-    "rocm_copy",
-    #[cfg(feature = "rocm")]
-    "rocm_ipc",
+const ALL: [(&str, Option<&str>, Option<&str>); 13] = [
+    ("self", None, None),
+    ("shm", None, None),
+    ("cma", None, None),
+    ("rc_verbs", Some("verbs"), None),
+    ("tcp", None, None),
+    ("cuda_copy", Some("cuda"), None),
+    ("cuda_ipc", Some("cuda"), Some("cuda_copy")),
+    ("gdr_copy", Some("cuda"), Some("cuda_copy")),
+    ("gaudi_copy", Some("gaudi"), None),
+    ("gaudi_ipc", Some("gaudi"), Some("gaudi_copy")),
+    ("gaudi_gdr", Some("gaudi"), Some("gaudi_copy")),
+    ("rocm_copy", Some("rocm"), None),
+    ("rocm_ipc", Some("rocm"), Some("rocm_copy")),
 ];
 
-/// The feature that brings each of those that can be left out of a build.
-const FEATURES: [(&str, &str); 9] = [
-    ("rc_verbs", "verbs"),
-    ("cuda_copy", "cuda"),
-    ("cuda_ipc", "cuda"),
-    ("gdr_copy", "cuda"),
-    ("gaudi_copy", "gaudi"),
-    ("gaudi_ipc", "gaudi"),
-    ("gaudi_gdr", "gaudi"),
-    ("rocm_copy", "rocm"),
-    ("rocm_ipc", "rocm"),
-];
+/// Those that are in this build.
+pub(crate) static NAMES: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let here = |feature: Option<&str>| feature.is_none_or(is_built_in);
+    let names = ALL.into_iter().filter(|(_, feature, _)| here(*feature));
+    names.map(|(name, ..)| name).collect()
+});
 
 /// Those that were left out of this build, and the feature that would bring each.
 pub(crate) fn left_out() -> impl Iterator<Item = (&'static str, &'static str)> {
-    FEATURES
+    let features = ALL
         .into_iter()
-        .filter(|(_, feature)| !is_built_in(feature))
+        .filter_map(|(name, feature, _)| Some((name, feature?)));
+    features.filter(|(_, feature)| !is_built_in(feature))
 }
 
-/// Those of [`NAMES`] that are parts of another, and of which.
-pub(crate) const PARTS: [(&str, &str); 5] = [
-    ("cuda_ipc", "cuda_copy"),
-    ("gdr_copy", "cuda_copy"),
-    ("gaudi_ipc", "gaudi_copy"),
-    ("gaudi_gdr", "gaudi_copy"),
-    ("rocm_ipc", "rocm_copy"),
-];
+/// Of which other this one is a part.
+pub(crate) fn part_of(name: &str) -> Option<&'static str> {
+    ALL.into_iter().find(|(part, ..)| *part == name)?.2
+}
 
 /// The feature that would bring this one, where it was left out of this build.
 pub(crate) fn missing_feature(name: &str) -> Option<&'static str> {
@@ -219,10 +205,10 @@ mod tests {
     /// What is not here was left out with its feature.
     #[test]
     fn each_is_here_or_left_out() {
-        for (name, feature) in FEATURES {
-            let is_left_out = left_out().any(|left| left == (name, feature));
+        for (name, feature, _) in ALL {
+            let is_left_out = left_out().any(|left| Some(left.1) == feature && left.0 == name);
             assert_ne!(NAMES.contains(&name), is_left_out, "{name}");
         }
-        assert_eq!(NAMES.len() + left_out().count(), 4 + FEATURES.len());
+        assert_eq!(NAMES.len() + left_out().count(), ALL.len());
     }
 }
