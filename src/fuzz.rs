@@ -13,7 +13,7 @@ use crate::{
     protocol::{
         Descriptor, WorkerAddress, am, atomic,
         control::{self, Announcement},
-        hello::{Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, ServerHello},
+        hello::{Acceptance, Arrival, Elsewhere, Introduction, Message},
         layout::{BLOCK, Block, Indexed, Places, Shape, Strided, decode_blocks, split_blocks},
         offer::Offer,
         registered::Registered,
@@ -106,8 +106,6 @@ fn address(bytes: &[u8]) {
 
 fn hello(bytes: &[u8]) {
     for bytes in [bytes, &measured(bytes, 8)] {
-        goes_round(bytes, ServerHello::decode, ServerHello::encode);
-        goes_round(bytes, ClientHello::decode, ClientHello::encode);
         goes_round(bytes, Message::decode, Message::encode);
     }
     // What comes out of a seal is its maker's as well.

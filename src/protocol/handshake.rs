@@ -53,8 +53,8 @@ use zeroize::Zeroizing;
 
 use super::{
     hello::{
-        Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello,
-        Ticket, VERSION_MAX, VERSION_MIN, Versions,
+        Acceptance, Arrival, Elsewhere, Introduction, Message, Proof, Ticket, VERSION_MAX,
+        VERSION_MIN, Versions,
     },
     keys::{Agreed, PrivateKey, PublicKey},
     pake::{Pake, Share},
@@ -85,7 +85,7 @@ impl Opening {
     ) -> Self {
         let ephemeral = own.public();
         let pake = Pake::new(secret, &ephemeral.0, random);
-        let hello = ClientHello {
+        let hello = Message::ClientHello {
             versions: Versions {
                 min: VERSION_MIN,
                 max: VERSION_MAX,
@@ -113,19 +113,24 @@ impl Opening {
     /// # Errors
     /// `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
     pub(crate) fn answered(self, bytes: &[u8]) -> Result<Answered> {
-        Message::unless_rejected(bytes)?;
-        let server = ServerHello::decode(bytes)?;
-        let mut both = Both::new(self.own, server.ephemeral, self.said)?;
+        let Message::ServerHello {
+            versions,
+            key: server,
+            ephemeral,
+            share,
+        } = Message::heard(bytes)?
+        else {
+            return Err(out_of_turn());
+        };
+        if versions.min != versions.max {
+            return Err(malformed("a server chooses one version"));
+        }
+        let mut both = Both::new(self.own, ephemeral, self.said)?;
         both.said.hear(bytes);
-        both.meet(&server.key)?;
-        let secret = shared_key(self.pake.as_ref(), server.share.as_ref(), Prover::Client)?;
-        Ok(Answered {
-            client: Client {
-                both,
-                server: server.key,
-            },
-            secret,
-        })
+        both.meet(&server)?;
+        let secret = shared_key(self.pake.as_ref(), share.as_ref(), Prover::Client)?;
+        let client = Client { both, server };
+        Ok(Answered { client, secret })
     }
 }
 
@@ -243,13 +248,20 @@ impl Greeting {
         random: &Random,
         bytes: &[u8],
     ) -> Result<(Self, Vec<u8>)> {
-        let client = ClientHello::decode(bytes)?;
-        if client.share.is_some() != secret.is_some() {
+        let Message::ClientHello {
+            versions,
+            ephemeral: theirs,
+            share,
+        } = Message::decode(bytes)?
+        else {
+            return Err(out_of_turn());
+        };
+        if share.is_some() != secret.is_some() {
             return Err(unequal());
         }
-        let pake = Pake::new(secret, &client.ephemeral.0, random);
-        let version = client.versions.newest()?;
-        let hello = ServerHello {
+        let pake = Pake::new(secret, &theirs.0, random);
+        let version = versions.newest()?;
+        let hello = Message::ServerHello {
             versions: Versions {
                 min: version,
                 max: version,
@@ -263,10 +275,10 @@ impl Greeting {
         said.hear(&hello);
         let this = Self {
             own,
-            theirs: client.ephemeral,
+            theirs,
             said,
             pake,
-            share: client.share,
+            share,
         };
         Ok((this, hello))
     }

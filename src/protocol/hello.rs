@@ -76,60 +76,6 @@ impl Field for Versions {
 
 sequence! { PublicKey { 0 } }
 
-fields! {
-    /// What the dialling end says first: nothing of itself.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct ClientHello {
-        pub(crate) versions: Versions = 1,
-        /// Made for this handshake.
-        pub(crate) ephemeral: PublicKey = 6,
-        /// There when it has a secret.
-        pub(crate) share: Option<Share> = 7 or None,
-    }
-}
-
-impl ClientHello {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        frame(CLIENT, &self.encode_fields())
-    }
-
-    /// # Errors
-    /// `Malformed`, or `VersionMismatch` when both sides have no version in common.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        Self::decode_fields(unframe(CLIENT, bytes)?)
-    }
-}
-
-fields! {
-    /// What the listening end answers: which worker it is, and no more.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct ServerHello {
-        /// The one that it chose.
-        pub(crate) versions: Versions = 1,
-        pub(crate) key: PublicKey = 2,
-        /// Made for this handshake.
-        pub(crate) ephemeral: PublicKey = 6,
-        /// There when it has a secret.
-        pub(crate) share: Option<Share> = 7 or None,
-    }
-}
-
-impl ServerHello {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        frame(SERVER, &self.encode_fields())
-    }
-
-    /// # Errors
-    /// `Malformed`, or `VersionMismatch` when it chose a version that this side does not speak.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let hello = Self::decode_fields(unframe(SERVER, bytes)?)?;
-        if hello.versions.min != hello.versions.max {
-            return Err(malformed("a server chooses one version"));
-        }
-        Ok(hello)
-    }
-}
-
 /// Whether the other end's [`Landmark`] could be read; or why not.
 pub(crate) type Reached = std::result::Result<(), String>;
 
@@ -216,11 +162,11 @@ fields! {
 /// By what the listening end finds the handshake that goes on at its Unix socket.
 pub(crate) type Ticket = [u8; 16];
 
-/// An enum whose variants are messages of a kind each, with fields that have to be there.
+/// An enum whose variants are messages of a kind each, with fields as those of [`fields`].
 macro_rules! messages {
     ($(#[$meta:meta])* $vis:vis enum $name:ident {
         $($(#[$doc:meta])* $variant:ident = $kind:literal $({
-            $($(#[$of_field:meta])* $field:ident: $type:ty = $id:literal,)*
+            $($(#[$of_field:meta])* $field:ident: $type:ty = $id:literal $(or $absent:expr)?,)*
         })?,)*
     }) => {
         $(#[$meta])*
@@ -235,20 +181,21 @@ macro_rules! messages {
                 let mut out = Vec::new();
                 match self {
                     $(Self::$variant { $($($field),*)? } => {
-                        $($(put(&mut out, $id, $field, None);)*)?
+                        $($(put(&mut out, $id, $field, None$(.or(Some($absent)))?);)*)?
                         frame($kind, &out)
                     })*
                 }
             }
 
             /// # Errors
-            /// `Malformed`.
+            /// `Malformed`, or `VersionMismatch` of a hello when both sides have no version in common.
             $vis fn decode(bytes: &[u8]) -> Result<Self> {
-                let kind = kind_of(bytes)?;
-                let bytes = unframe(kind, bytes)?;
+                let (kind, bytes) = unframe(bytes)?;
                 match kind {
-                    $($kind => read_fields!(bytes as Self::$variant { $($($field = $id),*)? }),)*
-                    _ => Err(malformed("a hello where none belongs")),
+                    $($kind => read_fields!(
+                        bytes as Self::$variant { $($($field = $id $(or $absent)?),*)? }
+                    ),)*
+                    _ => Err(foreign()),
                 }
             }
         }
@@ -256,9 +203,26 @@ macro_rules! messages {
 }
 
 messages! {
-    /// A message after the hellos.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub(crate) enum Message {
+        /// What the dialling end says first: nothing of itself.
+        ClientHello = b'C' {
+            versions: Versions = 1,
+            /// Made for this handshake.
+            ephemeral: PublicKey = 6,
+            /// There when it has a secret.
+            share: Option<Share> = 7 or None,
+        },
+        /// What the listening end answers: which worker it is, and no more.
+        ServerHello = b'S' {
+            /// The one that it chose, twice.
+            versions: Versions = 1,
+            key: PublicKey = 2,
+            /// Made for this handshake.
+            ephemeral: PublicKey = 6,
+            /// There when it has a secret.
+            share: Option<Share> = 7 or None,
+        },
         /// The listening end has the key of its hello; the dialling one that of its introduction.
         Proof = b'P' { proof: Proof = 8, },
         /// Under seal an [`Introduction`].
@@ -315,10 +279,6 @@ impl Message {
     }
 }
 
-/// What a message is, a byte of its magic: that of each hello; the others are [`Message::KINDS`].
-const CLIENT: u8 = b'C';
-const SERVER: u8 = b'S';
-
 const MAGIC: [u8; 6] = *b"WHARF\0";
 
 fn frame(kind: u8, fields: &[u8]) -> Vec<u8> {
@@ -334,32 +294,28 @@ fn frame(kind: u8, fields: &[u8]) -> Vec<u8> {
 /// # Errors
 /// `Malformed`: it is none, or longer than any.
 pub(crate) fn length_of(head: &[u8]) -> Result<usize> {
-    kind_of(head)?;
-    let length = Reader::new(head.get(8..).unwrap_or_default()).u32()? as usize;
-    match length {
-        HEAD..=MAX_HELLO => Ok(length),
-        _ => Err(malformed("the length of the message is wrong")),
-    }
-}
-
-fn kind_of(bytes: &[u8]) -> Result<u8> {
-    match bytes.strip_prefix(&MAGIC) {
-        Some([kind, 1, ..]) if [CLIENT, SERVER].contains(kind) || Message::KINDS.contains(kind) => {
-            Ok(*kind)
+    match head.strip_prefix(&MAGIC) {
+        Some([kind, 1, length @ ..]) if Message::KINDS.contains(kind) => {
+            match Reader::new(length).u32()? as usize {
+                length @ HEAD..=MAX_HELLO => Ok(length),
+                _ => Err(malformed("the length of the message is wrong")),
+            }
         }
-        _ => Err(malformed("the other end does not speak this protocol")),
+        _ => Err(foreign()),
     }
 }
 
-/// The fields of a message of that kind.
-fn unframe(kind: u8, bytes: &[u8]) -> Result<&[u8]> {
-    if kind_of(bytes)? != kind {
-        return Err(malformed("another message of the handshake was due"));
-    }
+/// The kind of a message, and its fields.
+fn unframe(bytes: &[u8]) -> Result<(u8, &[u8])> {
     if length_of(bytes)? != bytes.len() {
         return Err(malformed("the length of the message is wrong"));
     }
-    Ok(bytes.get(HEAD..).unwrap_or_default())
+    Ok((bytes[MAGIC.len()], &bytes[HEAD..]))
+}
+
+#[cold]
+fn foreign() -> Error {
+    malformed("the other end does not speak this protocol")
 }
 
 #[cfg(test)]
@@ -397,14 +353,14 @@ mod tests {
     }
 
     prop_compose! {
-        fn client_hellos()(max in VERSION_MAX.., ephemeral in keys(), share in shares()) -> ClientHello {
-            ClientHello { versions: Versions { min: VERSION_MIN, max }, ephemeral, share }
+        fn client_hellos()(max in VERSION_MAX.., ephemeral in keys(), share in shares()) -> Message {
+            Message::ClientHello { versions: Versions { min: VERSION_MIN, max }, ephemeral, share }
         }
     }
 
     prop_compose! {
-        fn server_hellos()(key in keys(), ephemeral in keys(), share in shares()) -> ServerHello {
-            ServerHello { versions: one(VERSION_MAX), key, ephemeral, share }
+        fn server_hellos()(key in keys(), ephemeral in keys(), share in shares()) -> Message {
+            Message::ServerHello { versions: one(VERSION_MAX), key, ephemeral, share }
         }
     }
 
@@ -414,6 +370,8 @@ mod tests {
 
     fn messages() -> impl Strategy<Value = Message> {
         prop_oneof![
+            client_hellos(),
+            server_hellos(),
             any::<Proof>().prop_map(|proof| Message::Proof { proof }),
             (any::<Ticket>(), sealed())
                 .prop_map(|(ticket, sealed)| Message::Arrival { ticket, sealed }),
@@ -447,28 +405,13 @@ mod tests {
     proptest! {
         #[test]
         fn go_round_and_cannot_be_cut(
-            server in server_hellos(),
-            client in client_hellos(),
             message in messages(),
             unknown in prop::collection::vec(any::<u8>(), 0..50),
         ) {
-            let bytes = server.encode();
-            prop_assert_eq!(&ServerHello::decode(&bytes).unwrap(), &server);
-            prop_assert_eq!(&ServerHello::decode(&with_unknown_field(&bytes, &unknown)).unwrap(), &server);
-            prop_assert!(ClientHello::decode(&bytes).is_err());
-            prop_assert!(Message::decode(&bytes).is_err());
-            refuses_truncation(&bytes, ServerHello::decode);
-
-            let bytes = client.encode();
-            prop_assert_eq!(length_of(&bytes[..HEAD]).unwrap(), bytes.len());
-            prop_assert_eq!(&ClientHello::decode(&bytes).unwrap(), &client);
-            prop_assert_eq!(&ClientHello::decode(&with_unknown_field(&bytes, &unknown)).unwrap(), &client);
-            refuses_truncation(&bytes, ClientHello::decode);
-
             let bytes = message.encode();
+            prop_assert_eq!(length_of(&bytes[..HEAD]).unwrap(), bytes.len());
             prop_assert_eq!(&Message::decode(&bytes).unwrap(), &message);
             prop_assert_eq!(&Message::decode(&with_unknown_field(&bytes, &unknown)).unwrap(), &message);
-            prop_assert!(ServerHello::decode(&bytes).is_err());
             refuses_truncation(&bytes, Message::decode);
         }
 
@@ -499,14 +442,9 @@ mod tests {
             at in any::<prop::sample::Index>(),
             change in 1u8..,
         ) {
-            prop_assert!(ServerHello::decode(&bytes).is_err());
-            prop_assert!(ClientHello::decode(&bytes).is_err());
             prop_assert!(Message::decode(&bytes).is_err());
-            let framed = |kind| frame(kind, &bytes);
-            let _ = ServerHello::decode(&framed(SERVER));
-            let _ = ClientHello::decode(&framed(CLIENT));
             for &kind in Message::KINDS {
-                let _ = Message::decode(&framed(kind));
+                let _ = Message::decode(&frame(kind, &bytes));
             }
             let _ = Introduction::decode_fields(&bytes);
             let _ = Acceptance::decode(&bytes);
@@ -515,7 +453,7 @@ mod tests {
             let mut altered = server.encode();
             let at = at.index(altered.len());
             altered[at] ^= change;
-            let _ = ServerHello::decode(&altered);
+            let _ = Message::decode(&altered);
         }
     }
 
@@ -529,16 +467,12 @@ mod tests {
             out.extend_from_slice(&[0xff; 3]);
             frame(kind, &out)
         };
-        let client = later(CLIENT, 1, 3);
-        assert_eq!(
-            ClientHello::decode(&client).unwrap_err().kind(),
-            ErrorKind::VersionMismatch
-        );
-        let server = later(SERVER, 1, 1);
-        assert_eq!(
-            ServerHello::decode(&server).unwrap_err().kind(),
-            ErrorKind::VersionMismatch
-        );
+        for hello in [later(b'C', 1, 3), later(b'S', 1, 1)] {
+            assert_eq!(
+                Message::decode(&hello).unwrap_err().kind(),
+                ErrorKind::VersionMismatch
+            );
+        }
         let newest = |min, max| Versions { min, max }.newest();
         assert_eq!(
             newest(VERSION_MAX, 1).unwrap_err().kind(),
@@ -592,7 +526,7 @@ mod tests {
         let key = PublicKey(*b"a public key of 32 bytes in all.");
         let ephemeral = PublicKey(*b"a key for once, with 32 bytes...");
         let share = *b"a share, of thirty-two bytes too";
-        let client = |share| ClientHello {
+        let client = |share| Message::ClientHello {
             versions: Versions {
                 min: 5,
                 max: 0x0506,
@@ -611,7 +545,7 @@ mod tests {
             "57484152460043013800000001000400050006050600200061206b657920666f72206f6e63652c20\
              776974682033322062797465732e2e2e",
         );
-        let server = |share| ServerHello {
+        let server = |share| Message::ServerHello {
             versions: one(5),
             key,
             ephemeral,
