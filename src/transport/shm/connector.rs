@@ -11,17 +11,15 @@
 //! fail and the channel stays in step for the next transport. After the verdict the socket belongs to the link.
 
 use std::{
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-    sync::Arc,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use async_trait::async_trait;
 
 use super::{
     layout::{MAGIC, SEGMENT, VERSION},
+    link::Peer,
     options::{NAME, ShmOptions},
     segment::Segment,
 };
@@ -45,15 +43,9 @@ use crate::{
 /// A link that both ends agreed on.
 #[derive(Debug)]
 pub(crate) struct Established {
-    pub(crate) segment: Segment,
-    /// This end's doorbell, which only this peer can ring.
-    pub(crate) bell: Bell,
-    /// Rings the peer's.
-    pub(crate) ringer: Ringer,
-    pub(crate) socket: Socket<UnixStream>,
-    /// The peer's process, when it is watched.
+    pub(crate) peer: Peer,
+    /// Its process, when it is watched.
     pub(crate) process: Option<Arc<PidFd>>,
-    pub(crate) name: String,
 }
 
 /// The control path of one worker.
@@ -137,14 +129,17 @@ impl Connector for ShmConnector {
         // Without a pidfd (an old kernel, another process namespace) the socket alone tells that the peer is gone.
         let process = PidFd::of_peer(socket.as_fd()).ok().map(Arc::new);
         segment.set_peer(process.clone());
-        Ok(Connected(Box::new(Established {
-            segment,
+        let process = process.filter(|_| self.options.use_pidfd);
+        let peer = Peer {
+            segment: Arc::new(segment),
             bell,
             ringer,
             socket,
-            process: process.filter(|_| self.options.use_pidfd),
             name: peer.name.clone(),
-        })))
+            closed: AtomicBool::new(false),
+            share_waits: AtomicBool::new(false),
+        };
+        Ok(Connected(Box::new(Established { peer, process })))
     }
 }
 

@@ -21,10 +21,7 @@ use std::{
     collections::HashMap,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use mio::{Interest, unix::SourceFd};
@@ -522,26 +519,11 @@ impl ShmInterface {
 
 impl Interface for ShmInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        let Established {
-            segment,
-            bell,
-            ringer,
-            socket,
-            process,
-            name,
-        } = *connected.of::<Established>(NAME)?;
-        socket
+        let Established { peer, process } = *connected.of::<Established>(NAME)?;
+        peer.socket
             .set_nonblocking(true)
             .map_err(|error| Error::io("preparing the peer's socket", error))?;
-        let peer = Arc::new(Peer {
-            segment: Arc::new(segment),
-            bell,
-            ringer,
-            socket,
-            name,
-            closed: AtomicBool::new(false),
-            share_waits: AtomicBool::new(false),
-        });
+        let peer = Arc::new(peer);
         // SAFETY: the entry keeps the segment mapped; the `Established` is consumed, so this is its one consumer here.
         let consumer =
             unsafe { Consumer::new(peer.segment.incoming(), peer.segment.has_barriers()) };

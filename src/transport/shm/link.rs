@@ -46,7 +46,7 @@ pub(crate) const RECORD: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) segment: Arc<Segment>,
-    /// This end's doorbell.
+    /// This end's doorbell, which only this peer can ring.
     pub(crate) bell: Bell,
     pub(crate) ringer: Ringer,
     pub(crate) socket: Socket<UnixStream>,

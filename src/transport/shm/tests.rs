@@ -988,7 +988,7 @@ fn bytes_without_a_descriptor_fail_the_link() {
             .interface
             .attach(LinkId(0), two.expect("connect"))
             .expect("attach");
-        (&*one.socket).write_all(record).expect("write");
+        (&*one.peer.socket).write_all(record).expect("write");
         server.progress_until("the end", |inbox| !inbox.failed.is_empty());
         assert_eq!(server.inbox.failed, [(LinkId(0), ErrorKind::Protocol)]);
     }

@@ -9,17 +9,18 @@
 //! finds its link at its end.
 
 use async_trait::async_trait;
-use socket2::{Socket, TcpKeepalive};
+use socket2::TcpKeepalive;
 
 use super::{
     frame::Format,
     options::{NAME, TcpOptions},
+    socket::Socket,
 };
 use crate::{
     ErrorKind,
     error::{Error, Result},
     sys::identity::identity,
-    transport::{Connected, Connector, FRAGMENT, PeerInfo, Role, channel::Channel, tls::Session},
+    transport::{Connected, Connector, FRAGMENT, PeerInfo, Role, channel::Channel},
     types::Identity,
 };
 
@@ -54,12 +55,8 @@ pub(super) fn fragment(is_encrypted: bool, peer: &Identity) -> usize {
 /// What [`super::iface::TcpInterface`] attaches.
 #[derive(Debug)]
 pub(super) struct Established {
-    /// Connected, non-blocking, options set.
+    /// Options set.
     pub(super) socket: Socket,
-    /// What encrypts it.
-    pub(super) session: Option<Box<Session>>,
-    /// How errors name the peer.
-    pub(super) peer: String,
     /// How both ends write frames.
     pub(super) format: Format,
     /// See [`Link::fragment`](crate::transport::Link::fragment).
@@ -122,7 +119,7 @@ impl TcpConnector {
         })
     }
 
-    fn prepare(&self, socket: &Socket, fragment: usize) -> std::io::Result<()> {
+    fn prepare(&self, socket: &socket2::Socket, fragment: usize) -> std::io::Result<()> {
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
         // With as much in the kernel that it has not sent yet it takes no more, for which a short message would wait as well.
@@ -181,14 +178,12 @@ impl Connector for TcpConnector {
         // TLS finds every changed bit by itself.
         format.checksums &= !channel.is_tls();
         let (socket, session) = channel.take_secured()?;
-        let socket = Socket::from(socket);
+        let socket = socket2::Socket::from(socket);
         let fragment = fragment(session.is_some(), &peer.identity);
         self.prepare(&socket, fragment)
             .map_err(|error| named(Error::io("setting up the socket", error)))?;
         Ok(Connected(Box::new(Established {
-            socket,
-            session,
-            peer: peer.name.clone(),
+            socket: Socket::new(socket, session, &peer.name),
             format,
             fragment,
         })))

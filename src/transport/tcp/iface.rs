@@ -178,21 +178,18 @@ impl TcpInterface {
 
 impl Interface for TcpInterface {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
-        let established = connected.of::<Established>(NAME)?;
+        let Established {
+            socket,
+            format,
+            fragment,
+        } = *connected.of::<Established>(NAME)?;
         if self.tokens.contains_key(&id) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "a link is attached under this id already",
             ));
         }
-        let Established {
-            socket,
-            session,
-            peer,
-            format,
-            fragment,
-        } = *established;
-        let socket = Arc::new(Socket::new(socket, session, &peer));
+        let socket = Arc::new(socket);
         let entry = self.connections.vacant_entry();
         let token = entry.key();
         if let Some(registry) = &self.registry {

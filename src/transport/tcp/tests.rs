@@ -10,6 +10,7 @@ use super::{
     Tcp, TcpOptions,
     connector::{Established, fragment},
     frame::{Format, Frame, LIMIT, LONG, SUMMED},
+    socket::Socket,
 };
 use crate::{
     ErrorKind,
@@ -75,9 +76,7 @@ impl Bed {
         let (near, far) = pair();
         near.set_nonblocking(true).unwrap();
         let established = Established {
-            socket: near.into(),
-            session: None,
-            peer: "stranger".to_owned(),
+            socket: Socket::new(near.into(), None, "stranger"),
             format: Format { checksums: false },
             fragment: FRAGMENT,
         };
