@@ -274,7 +274,6 @@ impl Core {
                     | Work::Serve(_)
                     | Work::Fill(_)
                     | Work::Lent(_)
-                    | Work::ClaimLanding { .. }
                     | Work::Help { .. } => true,
                     Work::Write(_) => !reader_gone,
                     // Matched: its sender may end what it announced when it hears of the close.

@@ -337,27 +337,13 @@ impl Ctx {
         let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
             return;
         };
-        let (order, arrival) = match &*entry.work {
-            Work::Recv(operations::Recv {
-                arrival: Some(arrival),
-                order,
-                ..
-            }) => (*order, *arrival),
-            Work::ClaimLanding {
-                data,
-                tag,
-                from,
-                order,
-            } => {
-                let (length, tag, from) = (data.len(), *tag, *from);
-                (*order, Arrival { length, tag, from })
-            }
-            _ => return,
-        };
-        let Some(link) = entry.link else { return };
-        entry.keeps_place = true;
-        let message = arrival.into_arriving(link, key);
-        self.events.push_back(Event::Returned(order, message));
+        if let (Work::Recv(recv), Some(link)) = (&*entry.work, entry.link)
+            && let Some(arrival) = recv.arrival
+        {
+            entry.keeps_place = true;
+            let message = arrival.into_arriving(link, key);
+            self.events.push_back(Event::Returned(recv.order, message));
+        }
     }
 
     /// A message that kept its place is here, or never will be. It stays in the table until a receive comes for it.

@@ -28,7 +28,8 @@ use crate::{
         movers::Movers,
         one_sided::word,
         operations::{
-            Arrival, Body, Ended, Outgoing, PutIn, RecvStage, SendStage, Serve, Unexpected, Work,
+            Arrival, Body, Ended, Outgoing, PutIn, Recv, RecvStage, SendStage, Serve, Unexpected,
+            Work,
         },
         peer::{OneCopy, at},
         receive::Posted,
@@ -71,12 +72,7 @@ impl Ctx {
         link: Option<LinkId>,
         order: Order,
     ) -> OpKey {
-        let recv = crate::worker::operations::Recv {
-            buffer,
-            stage: RecvStage::Done,
-            arrival: None,
-            order,
-        };
+        let recv = Recv::new(buffer, order);
         self.operations.insert(link, false, Work::Recv(recv))
     }
 
@@ -735,23 +731,6 @@ impl Sink for Core {
                 self.movers.copied(key, Ok(()));
                 self.movers.ctx.consumed(from, cost);
             }
-            Some(Work::ClaimLanding {
-                data,
-                tag,
-                from: sender,
-                order,
-            }) => {
-                let (data, tag, sender, order) = (std::mem::take(data), *tag, *sender, *order);
-                let cost = eager_cost(data.len());
-                let body = Body::Whole {
-                    data: Buffer::from(data),
-                    ack: None,
-                    credit: 0,
-                };
-                let message = Unexpected::new(from, sender, tag, body);
-                self.finish(key, Ended::Claimed(Box::new((order, message))));
-                self.movers.ctx.consumed(from, cost);
-            }
             Some(_) => self.movers.after_fragment(key),
             None => {}
         }
@@ -1031,10 +1010,6 @@ impl Core {
 
     /// An eager message meets a posted receive or claim before its payload is here.
     fn place_posted(&mut self, link: LinkId, key: OpKey, tag: Tag, length: usize) -> Result<Place> {
-        let order = self.unexpected.arrival();
-        let Some(from) = self.movers.ctx.peer(link).map(|peer| peer.id) else {
-            return Ok(Place::Discard);
-        };
         let Some(entry) = self.movers.ctx.operations.get(key) else {
             return Ok(Place::Discard);
         };
@@ -1043,17 +1018,11 @@ impl Core {
                 self.place_receive(link, key, tag, length)
             }
             Work::Claim(_) => {
-                let mut data = vec![0; length];
-                let address = data.as_mut_ptr();
-                *entry.work = Work::ClaimLanding {
-                    data,
-                    tag,
-                    from,
-                    order,
-                };
-                self.movers.ctx.operations.attach(key, link);
-                self.movers.ctx.hold_window(link, length)?;
-                Ok(self.movers.ctx.lend(key, address))
+                *entry.work = Work::Recv(Recv {
+                    claims: true,
+                    ..Recv::new(vec![0; length].into(), self.unexpected.arrival())
+                });
+                self.place_receive(link, key, tag, length)
             }
             Work::Recv(recv) => {
                 let room = recv.buffer.len();

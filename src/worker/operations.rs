@@ -265,6 +265,21 @@ pub(crate) struct Recv {
     pub(crate) arrival: Option<Arrival>,
     /// Place of the message in the order of arrival, for putting it back.
     pub(crate) order: Order,
+    /// A claim that met a long message, which is landing in memory of its own.
+    pub(crate) claims: bool,
+}
+
+impl Recv {
+    /// Without a message as yet.
+    pub(crate) fn new(buffer: BufferMut, order: Order) -> Self {
+        Self {
+            buffer,
+            stage: RecvStage::Done,
+            arrival: None,
+            order,
+            claims: false,
+        }
+    }
 }
 
 pub(crate) struct Put {
@@ -410,13 +425,6 @@ pub(crate) enum Work {
     Serve(Serve),
     /// A frame of a peer's put that is landing in exposed memory.
     PutIn(PutIn),
-    /// A claim that met a long message, which is landing in memory of its own.
-    ClaimLanding {
-        data: Vec<u8>,
-        tag: Tag,
-        from: EndpointId,
-        order: Order,
-    },
     /// An eager active message that is landing in memory of its own.
     AmLanding {
         data: Vec<u8>,
@@ -506,8 +514,8 @@ impl Work {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Send(_) => "send",
+            Self::Claim(_) | Self::Recv(Recv { claims: true, .. }) => "claim",
             Self::Recv(_) => "receive",
-            Self::Claim(_) | Self::ClaimLanding { .. } => "claim",
             Self::Put(_) => "put",
             Self::Get(_) => "get",
             Self::Atomic(_) => "atomic operation",
@@ -869,10 +877,7 @@ impl Entry {
 
     /// Whether bytes of the peer land in its memory.
     pub(crate) fn takes_bytes(&self) -> bool {
-        matches!(
-            *self.work,
-            Work::Recv(_) | Work::Get(_) | Work::ClaimLanding { .. }
-        )
+        matches!(*self.work, Work::Recv(_) | Work::Get(_))
     }
 
     /// What its future gets for how it ended: with its buffer, where it has one.
@@ -884,6 +889,9 @@ impl Entry {
             Ended::Value(value) => return Outcome::Value(value),
         };
         let (buffer, arrival) = match (&mut *self.work, result) {
+            (Work::Claim(_) | Work::Recv(Recv { claims: true, .. }), Err(error)) => {
+                return Outcome::Claimed(Err(error));
+            }
             (Work::Recv(recv), result) => {
                 let arrival = recv.arrival.unwrap_or_else(|| Arrival::unnamed(0));
                 (&mut recv.buffer, result.map(|()| arrival))
@@ -895,9 +903,6 @@ impl Entry {
             (Work::Copy(copy), result) => {
                 let arrival = Arrival::unnamed(copy.from.len());
                 (&mut copy.to, result.map(|()| arrival))
-            }
-            (Work::Claim(_) | Work::ClaimLanding { .. }, Err(error)) => {
-                return Outcome::Claimed(Err(error));
             }
             (_, result) => return Outcome::Done(result),
         };

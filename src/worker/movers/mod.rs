@@ -246,12 +246,20 @@ impl Movers {
         match &mut *entry.work {
             Work::Recv(recv) => {
                 recv.stage = RecvStage::Done;
-                let result = match recv.arrival {
-                    Some(_) => Ok(()),
-                    None => Err(Error::new(ErrorKind::Protocol, "complete before it began")),
+                let ended = match (recv.arrival, link) {
+                    (Some(arrival), Some(link)) if recv.claims => {
+                        let (order, buffer) = (recv.order, std::mem::take(&mut recv.buffer));
+                        let message = self.ctx.message_again(arrival, link, buffer);
+                        Ended::Claimed(Box::new((order, message)))
+                    }
+                    (Some(_), _) => Ended::Done(Ok(())),
+                    (None, _) => {
+                        let text = "complete before it began";
+                        Ended::Done(Err(Error::new(ErrorKind::Protocol, text)))
+                    }
                 };
                 self.ctx.way_over(link, key, true);
-                self.finish(key, Ended::Done(result));
+                self.finish(key, ended);
             }
             Work::Get(_) => self.ctx.finish(key, Ended::Done(Ok(()))),
             Work::Put(_) => self.ctx.put_visible(key),

@@ -25,7 +25,6 @@ impl Ctx {
             Work::Put(put) => !put.buffer.is_nothing(),
             Work::Claim(_)
             | Work::Atomic(_)
-            | Work::ClaimLanding { .. }
             | Work::AmLanding { .. }
             | Work::Frame { .. }
             | Work::Flush => false,
