@@ -27,6 +27,7 @@ use crate::{
         core::Core,
         ctx::Ctx,
         engine::Engine,
+        movers::Errand,
         operations::{RecvStage, Work},
         peer::{Farewell, Status, at},
         shared::Shared,
@@ -329,8 +330,7 @@ impl Core {
         {
             *seen_off = Some(Farewell { minutes: 0, said });
             let id = peer.id;
-            self.movers
-                .errand(|errands| errands.see_off(link, id, said));
+            self.movers.errand(Errand::SeeOff(link, id, said));
         }
     }
 

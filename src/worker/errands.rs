@@ -19,7 +19,7 @@ use crate::{
         core::Core,
         device::{Open, engines::Reports, pool::Pinned, route::What},
         engine::Engine,
-        movers::{Errands, Long, Movers, Told},
+        movers::{Errand, Movers, Told},
         operations::Operations,
         shared::Shared,
     },
@@ -30,118 +30,96 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Between two looks at who holds what others wait for.
 const ATTENTION: Duration = Duration::from_secs(5);
 
-/// Does errands of a worker's, as long as that is there.
-pub(crate) struct OffLock(Weak<Shared>);
-
-impl OffLock {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self(Arc::downgrade(shared))
-    }
-
-    /// What begins when it is dropped, if the worker is still there, and not in a child.
-    fn begin(
-        &self,
-        begin: impl FnOnce(&Arc<Shared>, Weak<Shared>) + Send + 'static,
-    ) -> Box<dyn Send> {
-        Box::new(Begin {
-            worker: self.0.clone(),
-            begin: Some(begin),
-        })
-    }
-}
-
-struct Begin<F: FnOnce(&Arc<Shared>, Weak<Shared>)> {
-    worker: Weak<Shared>,
-    begin: Option<F>,
-}
-
-impl<F: FnOnce(&Arc<Shared>, Weak<Shared>)> Drop for Begin<F> {
-    fn drop(&mut self) {
-        let (Some(shared), Some(begin)) = (self.worker.upgrade(), self.begin.take()) else {
+impl Shared {
+    /// Begins what was put off until the lock was gone, if the worker is still there, and not in a child.
+    #[cold]
+    pub(in crate::worker) fn begin_errand(&self, errand: Errand) {
+        let me = self.me.get().filter(|me| me.strong_count() > 0);
+        let Some(worker) = me.cloned().filter(|_| !fork::forked()) else {
             return;
         };
-        if !fork::forked() {
-            begin(&shared, self.worker.clone());
+        match errand {
+            Errand::Open(slot) => self.open_engine(worker, slot),
+            Errand::Route(slot, what) => self.find_way(worker, slot, what),
+            Errand::Wait(work) => self.wait(worker, work),
+            Errand::Clear(link, key, made) => self.clear(worker, link, key, made),
+            Errand::Attend => self.wait(worker, async {
+                tokio::time::sleep(ATTENTION).await;
+                Box::new(Movers::make_way) as Told
+            }),
+            Errand::SeeOff(link, id, said) => self.cut_late(worker, link, id, said),
         }
     }
-}
 
-impl Errands for OffLock {
-    fn open(&self, slot: usize) -> Box<dyn Send> {
-        self.begin(move |shared, worker| {
-            let accelerator = shared.context.accelerators()[slot].clone();
-            let text = "the opening of the accelerator was broken off";
-            let opening = Tells::new(worker, text, move |engine, opened: Result<Opened>| {
-                engine
-                    .opened(slot, opened.map(Opened::take))
-                    .map(Opened::new)
-            });
-            let _task = spawn_blocking(&shared.runtime, move || {
-                let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
-                opening.end(opened);
-            });
-        })
+    fn open_engine(&self, worker: Weak<Self>, slot: usize) {
+        let accelerator = self.context.accelerators()[slot].clone();
+        let text = "the opening of the accelerator was broken off";
+        let opening = Tells::new(worker, text, move |engine, opened: Result<Opened>| {
+            engine
+                .opened(slot, opened.map(Opened::take))
+                .map(Opened::new)
+        });
+        let _task = spawn_blocking(&self.runtime, move || {
+            let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
+            opening.end(opened);
+        });
     }
 
-    fn route(&self, slot: usize, what: What) -> Box<dyn Send> {
-        self.begin(move |shared, worker| {
-            let accelerator = shared.context.accelerators()[slot].clone();
-            let text = "the way to device memory was not found before its runtime ended";
-            match what {
-                What::Export {
-                    address,
-                    length,
-                    source,
-                    loan,
-                } => {
-                    let found = Tells::new(worker, text, move |engine, result| {
-                        engine.told(|movers| movers.ctx.export_ended(loan, result));
-                        None
-                    });
-                    let _task = spawn_blocking(&shared.runtime, move || {
-                        let exported = accelerator.export(address, length);
-                        // Before anybody is told, and without the lock.
-                        drop(source);
-                        found.end(exported);
-                    });
-                }
-                What::Import {
-                    descriptor,
-                    peer,
-                    key,
-                } => {
-                    let found = Tells::new(worker, text, move |engine, result| {
-                        engine.told(|movers| movers.import_ended(key, result));
-                        None
-                    });
-                    let _task = spawn(&shared.runtime, async move {
-                        found.end(accelerator.import(&descriptor, &peer).await);
-                    });
-                }
+    fn find_way(&self, worker: Weak<Self>, slot: usize, what: What) {
+        let accelerator = self.context.accelerators()[slot].clone();
+        let text = "the way to device memory was not found before its runtime ended";
+        match what {
+            What::Export {
+                address,
+                length,
+                source,
+                loan,
+            } => {
+                let found = Tells::new(worker, text, move |engine, result| {
+                    engine.told(|movers| movers.ctx.export_ended(loan, result));
+                    None
+                });
+                let _task = spawn_blocking(&self.runtime, move || {
+                    let exported = accelerator.export(address, length);
+                    // Before anybody is told, and without the lock.
+                    drop(source);
+                    found.end(exported);
+                });
             }
-        })
+            What::Import {
+                descriptor,
+                peer,
+                key,
+            } => {
+                let found = Tells::new(worker, text, move |engine, result| {
+                    engine.told(|movers| movers.import_ended(key, result));
+                    None
+                });
+                let _task = spawn(&self.runtime, async move {
+                    found.end(accelerator.import(&descriptor, &peer).await);
+                });
+            }
+        }
     }
 
-    fn wait(&self, work: Long) -> Box<dyn Send> {
-        self.begin(move |shared, worker| {
-            spawn(&shared.runtime, async move {
-                let told = work.await;
-                if let Some(shared) = worker.upgrade() {
-                    shared.with(|engine| engine.told(told));
-                }
-            });
-        })
+    fn wait(&self, worker: Weak<Self>, work: impl Future<Output = Told> + Send + 'static) {
+        spawn(&self.runtime, async move {
+            let told = work.await;
+            if let Some(shared) = worker.upgrade() {
+                shared.with(|engine| engine.told(told));
+            }
+        });
     }
 
-    fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send> {
-        let worker = self.0.clone();
-        self.wait(Box::pin(async move {
+    fn clear(&self, worker: Weak<Self>, link: LinkId, key: OpKey, made: Registering<LocalKeys>) {
+        let clearer = worker.clone();
+        self.wait(worker, async move {
             let mut next = 0;
             let result = loop {
-                let clear = |shared: Arc<Shared>| {
+                let clear = |shared: Arc<Self>| {
                     shared.with(|engine| engine.core.movers.ctx.clear_written(link, key, next))
                 };
-                match worker.upgrade().and_then(clear) {
+                match clearer.upgrade().and_then(clear) {
                     Some(0) => break made.await,
                     Some(cleared) => next += cleared,
                     None => {
@@ -152,44 +130,34 @@ impl Errands for OffLock {
                 tokio::task::yield_now().await;
             };
             Box::new(move |movers: &mut Movers| movers.registered(link, key, result)) as Told
-        }))
+        });
     }
 
-    fn attend(&self) -> Box<dyn Send> {
-        self.wait(Box::pin(async {
-            tokio::time::sleep(ATTENTION).await;
-            Box::new(Movers::make_way) as Told
-        }))
-    }
-
-    fn see_off(&self, link: LinkId, id: EndpointId, said: bool) -> Box<dyn Send> {
-        self.begin(move |shared, worker| {
-            spawn(&shared.runtime, async move {
-                let mut ticket = None;
-                loop {
-                    let over = poll_fn(|cx| {
-                        let polled = worker.upgrade().map(|shared| {
-                            shared.with(|engine| match engine.ctx().endpoint(link, id) {
-                                Some(peer) if peer.is_alive() => {
-                                    let before = peer.ending.leave(&mut ticket, cx.waker());
-                                    engine.ctx().drop_later(before);
-                                    Poll::Pending
-                                }
-                                _ => Poll::Ready(()),
-                            })
-                        });
-                        polled.unwrap_or(Poll::Ready(()))
+    fn cut_late(&self, worker: Weak<Self>, link: LinkId, id: EndpointId, said: bool) {
+        spawn(&self.runtime, async move {
+            let mut ticket = None;
+            loop {
+                let over = poll_fn(|cx| {
+                    let polled = worker.upgrade().map(|shared| {
+                        shared.with(|engine| match engine.ctx().endpoint(link, id) {
+                            Some(peer) if peer.is_alive() => {
+                                let before = peer.ending.leave(&mut ticket, cx.waker());
+                                engine.ctx().drop_later(before);
+                                Poll::Pending
+                            }
+                            _ => Poll::Ready(()),
+                        })
                     });
-                    let is_over = timeout(MINUTE, over).await.is_ok();
-                    let cut = |shared: Arc<Shared>| {
-                        shared.with(|engine| engine.overstays(link, id, said))
-                    };
-                    if is_over || worker.upgrade().is_none_or(cut) {
-                        return;
-                    }
+                    polled.unwrap_or(Poll::Ready(()))
+                });
+                let is_over = timeout(MINUTE, over).await.is_ok();
+                let cut =
+                    |shared: Arc<Self>| shared.with(|engine| engine.overstays(link, id, said));
+                if is_over || worker.upgrade().is_none_or(cut) {
+                    return;
                 }
-            });
-        })
+            }
+        });
     }
 }
 
@@ -320,11 +288,12 @@ impl Drop for Core {
         self.movers.ctx.peers.clear();
         let operations = std::mem::take::<Operations>(&mut self.movers.ctx.operations);
         let deferred = std::mem::take(&mut self.movers.ctx.deferred);
+        let errands = std::mem::take(&mut self.movers.errands);
         on_thread(move || {
             for (_, mut open) in engines {
                 open.quiesce();
             }
-            drop((operations, deferred));
+            drop((operations, deferred, errands));
         });
     }
 }

@@ -21,7 +21,6 @@ use crate::{
         core::Core,
         device::Devices,
         engine::Engine,
-        errands::OffLock,
         held::quotas,
         peer::Peer,
         reactor::{self, Reactor},
@@ -80,7 +79,6 @@ impl Handle {
         debug_assert!(me.is_ok(), "it was made here");
         shared.with(|engine| {
             let movers = &mut engine.core.movers;
-            movers.errands = Some(Arc::new(OffLock::new(&shared)));
             movers.scheme = *context.config().rendezvous_scheme;
             if !context.accelerators().is_empty() {
                 movers.devices = Devices::new(context);

@@ -17,6 +17,6 @@ pub(crate) enum Deferred {
     /// Of a task that need not be woken. It may be the last that holds the task, and futures of
     /// this worker in it.
     Waker(Waker),
-    /// Something that takes long begins when this is dropped.
-    Errand(Box<dyn Send>),
+    /// The movers have an errand that is to begin.
+    Errand,
 }

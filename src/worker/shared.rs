@@ -388,7 +388,7 @@ impl Shared {
         if engine.core.movers.ctx.wakes.len() | engine.core.movers.ctx.deferred.len() == 0 {
             drop(engine);
         } else {
-            leave_and_wake(engine);
+            self.leave_and_wake(engine);
         }
     }
 
@@ -518,33 +518,40 @@ impl Shared {
     pub(crate) fn drop_future(&self, key: OpKey) {
         self.ask(|engine| engine.core.drop_future(key));
     }
-}
 
-/// Lets go of the engine, then wakes whom it has woken and drops what is to be dropped outside the lock.
-#[inline(never)]
-fn leave_and_wake(mut engine: Guard<'_, Engine>) {
-    let count = engine.core.movers.ctx.wakes.len();
-    // One is the rule: the list keeps its memory.
-    let last = engine.core.movers.ctx.wakes.pop();
-    let wakes = match engine.core.movers.ctx.wakes.is_empty() {
-        true => Vec::new(),
-        false => std::mem::take(&mut engine.core.movers.ctx.wakes),
-    };
-    engine.core.movers.ctx.counts.wakes += count as u64;
-    engine.happened = engine.happened.wrapping_add(count as u64);
-    engine.woken = engine.woken.saturating_add(count);
-    if count > 0 {
-        engine.watch.tell();
+    /// Lets go of the engine, then wakes whom it has woken, drops what is to be dropped outside the lock, and begins errands.
+    #[inline(never)]
+    fn leave_and_wake(&self, mut engine: Guard<'_, Engine>) {
+        let count = engine.core.movers.ctx.wakes.len();
+        // One is the rule: the list keeps its memory.
+        let last = engine.core.movers.ctx.wakes.pop();
+        let wakes = match engine.core.movers.ctx.wakes.is_empty() {
+            true => Vec::new(),
+            false => std::mem::take(&mut engine.core.movers.ctx.wakes),
+        };
+        engine.core.movers.ctx.counts.wakes += count as u64;
+        engine.happened = engine.happened.wrapping_add(count as u64);
+        engine.woken = engine.woken.saturating_add(count);
+        if count > 0 {
+            engine.watch.tell();
+        }
+        let deferred = engine.core.movers.ctx.deferred.pop();
+        let more = if engine.core.movers.ctx.deferred.is_empty() {
+            Vec::new()
+        } else {
+            std::mem::take(&mut engine.core.movers.ctx.deferred)
+        };
+        let errands = match deferred {
+            Some(_) => std::mem::take(&mut engine.core.movers.errands),
+            None => Vec::new(),
+        };
+        drop(engine);
+        wake_all(wakes.into_iter().chain(last));
+        drop((deferred, more));
+        for errand in errands {
+            self.begin_errand(errand);
+        }
     }
-    let deferred = engine.core.movers.ctx.deferred.pop();
-    let more = if engine.core.movers.ctx.deferred.is_empty() {
-        Vec::new()
-    } else {
-        std::mem::take(&mut engine.core.movers.ctx.deferred)
-    };
-    drop(engine);
-    wake_all(wakes.into_iter().chain(last));
-    drop((deferred, more));
 }
 
 impl RegionWatcher for Shared {

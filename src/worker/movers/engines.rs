@@ -17,7 +17,7 @@ use crate::{
             engines::{BATCH, Open, PLACE, Reports, State, Use, Waiting, place, skip},
             local::HOST,
         },
-        movers::Movers,
+        movers::{Errand, Movers},
         operations::Entry,
     },
 };
@@ -53,7 +53,7 @@ impl Movers {
             State::Closed => {
                 found.waiting.push(op);
                 found.state = State::Opening;
-                self.errand(|errands| errands.open(slot));
+                self.errand(Errand::Open(slot));
                 Ok(false)
             }
         }

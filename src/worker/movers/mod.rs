@@ -1,7 +1,7 @@
 //! How bytes travel that are not in messages: copies between the memories of two processes, engines of devices, network devices.
 //!
-//! Comes in: operations of the table, and what links, engines and network devices say of them. Goes out: their ends, to `ctx`; errands, to
-//! whoever implements [`Errands`]. What they act upon is in files below: `copy`, `spread`, `layout`, `list`, `blocks`, `rma`, `one_sided`, `device`.
+//! Comes in: operations of the table, and what links, engines and network devices say of them. Goes out: their ends, to `ctx`; each [`Errand`],
+//! to whoever lets go of the lock. What they act upon is in files below: `copy`, `spread`, `layout`, `list`, `blocks`, `rma`, `one_sided`, `device`.
 //!
 //! | file | holds |
 //! |---|---|
@@ -103,26 +103,26 @@ pub(crate) type Told = Box<dyn FnOnce(&mut Movers) + Send>;
 /// Something that takes long, and then that.
 pub(crate) type Long = Pin<Box<dyn Future<Output = Told> + Send>>;
 
-/// What takes a thread, the runtime, or long, and so is not done under the lock. What each of them gives begins when it is dropped.
-pub(crate) trait Errands: Send + Sync {
+/// What takes a thread, the runtime, or long, and so begins once the lock is gone.
+pub(crate) enum Errand {
     /// Opens the engine of an accelerator. [`Movers::engine_opened`] is told.
-    fn open(&self, slot: usize) -> Box<dyn Send>;
+    Open(usize),
     /// Exports or imports device memory. [`Ctx::export_ended`] or [`Movers::import_ended`] is told.
-    fn route(&self, slot: usize, what: What) -> Box<dyn Send>;
+    Route(usize, What),
     /// Waits for memory to be registered, or for that to end.
-    fn wait(&self, work: Long) -> Box<dyn Send>;
+    Wait(Long),
     /// Clears the memory of a receive, bit by bit, and waits then for it to be registered. [`Movers::registered`] is told.
-    fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send>;
+    Clear(LinkId, OpKey, Registering<LocalKeys>),
     /// Has [`Movers::make_way`] called in a while.
-    fn attend(&self) -> Box<dyn Send>;
-    /// Ends a connection that closes and that nobody holds, should the peer not do so in time.
-    fn see_off(&self, link: LinkId, id: EndpointId, said: bool) -> Box<dyn Send>;
+    Attend,
+    /// Ends a connection that closes and that nobody holds, should the peer not do so in time: whether `CLOSE` has gone.
+    SeeOff(LinkId, EndpointId, bool),
 }
 
 pub(crate) struct Movers {
     pub(crate) ctx: Ctx,
-    /// `None` until the worker stands.
-    pub(crate) errands: Option<Arc<dyn Errands>>,
+    /// Each is announced by a [`Deferred::Errand`].
+    pub(crate) errands: Vec<Errand>,
     pub(crate) transfers: Vec<Transfer>,
     /// Which of them has the next turn.
     pub(crate) next_transfer: usize,
@@ -142,7 +142,7 @@ impl Movers {
     pub(crate) fn new(ctx: Ctx) -> Self {
         Self {
             ctx,
-            errands: None,
+            errands: Vec::new(),
             transfers: Vec::new(),
             next_transfer: 0,
             leaving: Vec::new(),
@@ -444,10 +444,9 @@ impl Movers {
     }
 
     /// Has something done once the lock is gone.
-    pub(in crate::worker) fn errand(&mut self, begin: impl FnOnce(&dyn Errands) -> Box<dyn Send>) {
-        if let Some(errands) = &self.errands {
-            self.ctx.deferred.push(Deferred::Errand(begin(&**errands)));
-        }
+    pub(in crate::worker) fn errand(&mut self, errand: Errand) {
+        self.errands.push(errand);
+        self.ctx.deferred.push(Deferred::Errand);
     }
 
     /// Keeps memory that a peer may be inside, from the next pass on: who makes passes learns of it.

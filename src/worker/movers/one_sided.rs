@@ -18,7 +18,7 @@ use crate::{
     util::copy::{copy, copy_slice},
     worker::{
         ctx::Ctx,
-        movers::{Movers, Told},
+        movers::{Errand, Movers, Told},
         one_sided::{
             CLEARED, IN_FLIGHT, Memory, Moves, Offer, OneSided, offered, takes, told, word,
         },
@@ -769,7 +769,7 @@ impl Movers {
                 let result = settling.await;
                 Box::new(move |movers: &mut Self| movers.settled(link, key, result)) as Told
             };
-            return self.errand(|errands| errands.wait(Box::pin(work)));
+            return self.errand(Errand::Wait(Box::pin(work)));
         }
         let result = moves.failed.map_or(Ok(()), Err);
         if let (Some(link), Some(op)) = (link, moves.tell) {
@@ -950,13 +950,13 @@ impl Movers {
             let result = made.await;
             Box::new(move |movers: &mut Self| movers.registered(link, key, result)) as Told
         };
-        self.errand(|errands| errands.wait(Box::pin(work)));
+        self.errand(Errand::Wait(Box::pin(work)));
     }
 
     /// Has the memory of a receive registered for the peer's devices, which the receive cannot watch: after nothing is left in it that they could
     /// leave standing, or read.
     fn have_cleared(&mut self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) {
-        self.errand(|errands| errands.clear(link, key, made));
+        self.errand(Errand::Clear(link, key, made));
     }
 
     /// Memory of an operation is registered, or cannot be.
@@ -1068,7 +1068,7 @@ impl Movers {
             end.await;
             Box::new(move |movers: &mut Self| movers.written(key, result)) as Told
         };
-        self.errand(|errands| errands.wait(Box::pin(work)));
+        self.errand(Errand::Wait(Box::pin(work)));
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
             pipe::{Kind, Pipe, Stage, Staged, end},
             pool::{Fragment, Side},
         },
-        movers::Movers,
+        movers::{Errand, Movers},
         operations::{Ended, Entry, Work},
         pressure::Deferred,
         source::Source,
@@ -233,7 +233,7 @@ impl Movers {
     /// Has it looked after that who waits for a fragment gets one.
     fn attend(&mut self) {
         if !std::mem::replace(&mut self.devices.attended, true) {
-            self.errand(|errands| errands.attend());
+            self.errand(Errand::Attend);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
             pipe::{Kind, Pipe, Stage, end},
             route::{Lent, REASON, Route, What, unsuitable},
         },
-        movers::Movers,
+        movers::{Errand, Movers},
         operations::{Ended, Work},
         peer::at,
         source::Source,
@@ -254,15 +254,15 @@ impl Movers {
         // What was exported before costs next to nothing.
         match context.accelerators()[slot].exported(address, asked.length) {
             Some(export) => self.ctx.export_ended(key, Ok(export)),
-            None => self.errand(|errands| {
+            None => {
                 let what = What::Export {
                     address,
                     length: asked.length,
                     source,
                     loan: key,
                 };
-                errands.route(slot, what)
-            }),
+                self.errand(Errand::Route(slot, what));
+            }
         }
         Ok(())
     }
@@ -342,16 +342,15 @@ impl Movers {
         };
         match context.accelerators()[slot].imported(rest, &peer) {
             Some(memory) => self.import_ended(key, Ok(memory)),
-            None => self.errand(|errands| {
-                errands.route(
-                    slot,
-                    What::Import {
-                        descriptor: rest.to_vec(),
-                        peer,
-                        key,
-                    },
-                )
-            }),
+            None => {
+                let descriptor = rest.to_vec();
+                let what = What::Import {
+                    descriptor,
+                    peer,
+                    key,
+                };
+                self.errand(Errand::Route(slot, what));
+            }
         }
         Ok(())
     }
