@@ -2,14 +2,11 @@
 
 use crate::{
     error::Result,
-    types::{Access, LinkId, MemoryType, OpKey},
+    types::{Access, LinkId, OpKey},
     worker::{
         blocks::parse_put,
         ctx::Ctx,
-        device::{
-            blocks::RUNS,
-            pipe::{Kind, Pipe},
-        },
+        device::blocks::RUNS,
         layout::REQUESTS,
         movers::{Movers, pull::Announced},
         operations::Work,
@@ -66,40 +63,16 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let (types, total, kind) = match &mut *entry.work {
-            Work::Put(put) => {
-                let Some(plan) = &put.layout else { return };
-                let target = plan.target;
-                if target.on_device {
-                    put.announced = true;
-                    return self.submit(link, key);
-                }
-                let types = put.buffer.device_types();
-                (types, put.buffer.len(), Kind::Put { target })
-            }
-            Work::Get(get) => {
-                let Some(plan) = &get.layout else { return };
-                let target = plan.target;
-                let types = get.buffer.device_types();
-                (types, get.buffer.len(), Kind::Get { target })
-            }
-            _ => return,
+        let Some(target) = entry.work.layout().map(|plan| plan.target) else {
+            return;
         };
-        self.begin_pipe(key, &types, kind, total);
-    }
-
-    /// Begins one by the engine that serves these types.
-    pub(in crate::worker) fn begin_pipe(
-        &mut self,
-        key: OpKey,
-        types: &[MemoryType],
-        kind: Kind,
-        total: usize,
-    ) {
-        match self.devices.slot_for(types) {
-            Ok(slot) => self.begin_staged(key, Pipe::new(kind, slot, total)),
-            Err(error) => self.fail_operation(key, error),
+        if let Work::Put(put) = &mut *entry.work
+            && target.on_device
+        {
+            put.announced = true;
+            return self.submit(link, key);
         }
+        self.begin_parts(key, target);
     }
 
     /// A peer puts into blocks of memory that this side has to fill itself.

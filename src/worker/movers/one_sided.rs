@@ -536,10 +536,10 @@ impl Movers {
             }
             (Work::Put(put), _, Some(target)) if put.buffer.is_on_device() && !put.announced => {
                 entry.outcome = None;
-                self.begin_device_put(key, target);
+                self.begin_parts(key, target);
             }
             (Work::Get(get), _, Some(target)) if get.buffer.is_on_device() => {
-                self.begin_device_get(key, target);
+                self.begin_parts(key, target);
             }
             _ => self.ctx.by_messages(link, key, op, length),
         }

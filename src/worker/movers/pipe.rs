@@ -22,6 +22,7 @@ use crate::{
         movers::{Errand, Movers},
         operations::{Ended, Entry, Work},
         pressure::Deferred,
+        rma::Target,
         source::Source,
     },
 };
@@ -150,6 +151,37 @@ impl Ctx {
 }
 
 impl Movers {
+    /// Begins a put or get, in the table, of memory that the host does not reach: in parts.
+    pub(crate) fn begin_parts(&mut self, key: OpKey, target: Target) {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let (types, total, kind, asks) = match &*entry.work {
+            Work::Put(put) => {
+                let types = put.buffer.device_types();
+                (types, put.buffer.len(), Kind::Put { target }, false)
+            }
+            Work::Get(get) => {
+                let types = get.buffer.device_types();
+                // Nobody asks for the way to blocks.
+                let asks = target.on_device && get.layout.is_none();
+                (types, get.buffer.len(), Kind::Get { target }, asks)
+            }
+            _ => return,
+        };
+        let (link, unstaged) = (entry.link.filter(|_| asks), entry.unstaged);
+        match self.devices.slot_for(&types) {
+            Ok(slot) => {
+                let mut pipe = Pipe::new(kind, slot, total);
+                if let Some(link) = link {
+                    pipe.route = self.route_to(link, slot, total, unstaged);
+                }
+                self.begin_staged(key, pipe);
+            }
+            Err(error) => self.fail_operation(key, error),
+        }
+    }
+
     /// Gives an operation a pipe, and begins.
     pub(in crate::worker) fn begin_staged(&mut self, key: OpKey, pipe: Pipe) {
         if let Some(entry) = self.ctx.operations.get(key) {

@@ -30,7 +30,6 @@ use crate::{
         ctx::{Ctx, truncated},
         movers::Movers,
         operations::{Arrival, Body, Ended, Fill, Get, RecvStage, Work},
-        rma::Target,
         signal::signal_of,
         violation::violation,
     },
@@ -121,27 +120,6 @@ impl Movers {
                 self.ctx.refuse(link, op, error.kind());
                 self.fail_operation(key, error);
             }
-        }
-    }
-
-    /// Begins a get, in the table, into memory that the host does not reach.
-    pub(crate) fn begin_device_get(&mut self, key: OpKey, target: Target) {
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return;
-        };
-        let Work::Get(get) = &*entry.work else { return };
-        let (types, total) = (get.buffer.device_types(), get.buffer.len());
-        let link = entry.link.filter(|_| target.on_device);
-        match self.devices.slot_for(&types) {
-            Ok(slot) => {
-                let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
-                if let Some(link) = link {
-                    let unstaged = self.ctx.is_unstaged(key);
-                    pipe.route = self.route_to(link, slot, total, unstaged);
-                }
-                self.begin_staged(key, pipe);
-            }
-            Err(error) => self.fail_operation(key, error),
         }
     }
 

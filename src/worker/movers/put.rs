@@ -15,19 +15,9 @@ use crate::{
     },
 };
 
-use crate::worker::device::pipe::{Kind, Stage};
+use crate::worker::device::pipe::Stage;
 
 impl Movers {
-    /// Begins a put that is in the table.
-    pub(crate) fn begin_device_put(&mut self, key: OpKey, target: Target) {
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return;
-        };
-        let Work::Put(put) = &*entry.work else { return };
-        let (types, total) = (put.buffer.device_types(), put.buffer.len());
-        self.begin_pipe(key, &types, Kind::Put { target }, total);
-    }
-
     /// A part is in its fragment: put from there.
     pub(in crate::worker) fn put_loaded(&mut self, key: OpKey, id: u32, mut target: Target) {
         let Some(entry) = self.ctx.operations.get(key) else {

@@ -275,8 +275,7 @@ impl Movers {
                 Accesses::Devices if self.ctx.rma_by_devices(link, key, &target, route) => {}
                 Accesses::Straight | Accesses::Devices => continue,
                 Accesses::Within => self.begin_within(key, target),
-                Accesses::Parts if run.here.pull => self.begin_device_get(key, target),
-                Accesses::Parts => self.begin_device_put(key, target),
+                Accesses::Parts => self.begin_parts(key, target),
                 // What is announced is a message as well: its owner pulls.
                 Accesses::Announced | Accesses::Messages => {
                     match self.may_not_stop(key).filter(|_| stops) {
