@@ -24,6 +24,7 @@ use crate::{
         engine::Engine,
         operations::{self, SendStage, wrong},
         peer::Peer,
+        ready::Line,
         verbs::am::{takes_header, try_am},
     },
 };
@@ -31,7 +32,7 @@ use crate::{
 use super::{
     Endpoint, Op,
     attempt::{Attempt, tried, try_send},
-    handle::{ended, window},
+    handle::{InLine, ended, window},
     operation::{Completion, Settled},
     request::{First, Request, Verb},
 };
@@ -346,21 +347,19 @@ impl fmt::Debug for AmSendCopy<'_> {
 #[must_use = "a sink does nothing unless it is fed"]
 #[derive(Debug)]
 pub struct AmSink {
-    endpoint: Endpoint,
+    /// Where its waker waits for room.
+    waits: InLine<Endpoint>,
     id: AmId,
     /// Messages that have not left, or whose payload has not been fetched.
     pending: VecDeque<OpKey>,
-    /// Where its waker waits for room.
-    ticket: Option<u64>,
 }
 
 impl AmSink {
     pub(crate) fn new(endpoint: Endpoint, id: AmId) -> Self {
         Self {
-            endpoint,
+            waits: InLine::new(endpoint, Line::Ready),
             id,
             pending: VecDeque::new(),
-            ticket: None,
         }
     }
 
@@ -380,12 +379,8 @@ impl AmSink {
     /// # Errors
     /// What became of an earlier message that failed; `Rejected` when the peer has refused the id; what ended the connection.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let Self {
-            endpoint,
-            id,
-            pending,
-            ticket,
-        } = self;
+        let Self { waits, id, pending } = self;
+        let endpoint = &waits.endpoint;
         let shared = endpoint.shared();
         let begun = ready!(shared.look(Operation::AmSend, cx))?;
         let window = shared.ops_window;
@@ -413,7 +408,7 @@ impl AmSink {
             },
             |engine, waker| {
                 if let Some(peer) = engine.ctx().endpoint(link, own) {
-                    let before = peer.ready.leave(ticket, waker);
+                    let before = peer.ready.leave(&mut waits.ticket, waker);
                     engine.ctx().drop_later(before);
                 }
             },
@@ -427,7 +422,7 @@ impl AmSink {
             payload: payload.into(),
             unstaged: false,
         };
-        let endpoint = &self.endpoint;
+        let endpoint = &self.waits.endpoint;
         if let Some((result, _)) = message.at_once(endpoint) {
             return result;
         }
@@ -443,7 +438,7 @@ impl AmSink {
 
     fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         while let Some(&key) = self.pending.front() {
-            let outcome = ready!(self.endpoint.shared().poll_outcome(cx, key));
+            let outcome = ready!(self.waits.endpoint.shared().poll_outcome(cx, key));
             self.pending.pop_front();
             <()>::settle(Settled(outcome))?;
         }
@@ -453,15 +448,9 @@ impl AmSink {
 
 impl Drop for AmSink {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            let (link, id) = self.endpoint.place();
-            self.endpoint
-                .shared()
-                .forget_waiter(link, id, ticket, false);
-        }
         // They go on without it.
         for key in self.pending.drain(..) {
-            self.endpoint.shared().drop_future(key);
+            self.waits.endpoint.shared().drop_future(key);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! An endpoint: one connection, as the user holds it.
 
 use std::{
+    borrow::Borrow,
     fmt,
     future::Future,
     hash::{Hash, Hasher},
@@ -17,7 +18,7 @@ use crate::{
     protocol::goodbye::Leaves,
     transport::channel::PeerCredentials,
     types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
-    worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
+    worker::{Explanation, Handle, engine::Engine, peer::Peer, ready::Line, shared::Shared},
 };
 
 /// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone. A peer that does not take it is cut off after an
@@ -235,7 +236,7 @@ impl Endpoint {
         self.shared().begin(Operation::Close, |engine| {
             engine.begin_close(link, id, Leaves::Closed, reason);
         })?;
-        let reason = Ending::new(self).await;
+        let reason = Ending(InLine::new(self, Line::Ending)).await;
         match reason {
             Some(error)
                 if !matches!(
@@ -278,7 +279,7 @@ impl Endpoint {
     ))]
     pub fn closed(&self) -> Closed<'_> {
         Closed {
-            ending: Ending::new(self),
+            ending: Ending(InLine::new(self, Line::Ending)),
         }
     }
 
@@ -287,10 +288,7 @@ impl Endpoint {
     ///
     /// Where `.await` waits by itself, `.post()` fails with `WouldBlock` when the window is full; this tells when to try again.
     pub fn ready(&self) -> Ready<'_> {
-        Ready {
-            endpoint: self,
-            ticket: None,
-        }
+        Ready(InLine::new(self, Line::Ready))
     }
 }
 
@@ -366,40 +364,47 @@ impl Future for Closed<'_> {
     }
 }
 
-/// The end of a connection. `None`: so long ago that the reason is forgotten.
+/// A future's place in a line of its connection's, which it gives up when it goes.
 #[derive(Debug)]
-struct Ending<'a> {
-    endpoint: &'a Endpoint,
-    ticket: Option<u64>,
+pub(super) struct InLine<E: Borrow<Endpoint>> {
+    pub(super) endpoint: E,
+    pub(super) line: Line,
+    pub(super) ticket: Option<u64>,
 }
 
-impl<'a> Ending<'a> {
-    fn new(endpoint: &'a Endpoint) -> Self {
+impl<E: Borrow<Endpoint>> InLine<E> {
+    pub(super) fn new(endpoint: E, line: Line) -> Self {
         Self {
             endpoint,
+            line,
             ticket: None,
         }
     }
 }
 
-impl Future for Ending<'_> {
-    type Output = Option<Error>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Error>> {
-        let this = &mut *self;
-        let (link, id) = this.endpoint.place();
-        match ready!(this.endpoint.shared().look(Operation::Close, cx)) {
-            Ok(begun) => begun.poll_closed(cx, (link, id), &mut this.ticket),
-            Err(error) => Poll::Ready(Some(error)),
+impl<E: Borrow<Endpoint>> Drop for InLine<E> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let endpoint = self.endpoint.borrow();
+            let shared = endpoint.shared();
+            shared.forget(endpoint.place(), self.line, ticket);
         }
     }
 }
 
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            let (link, id) = self.endpoint.place();
-            self.endpoint.shared().forget_waiter(link, id, ticket, true);
+/// The end of a connection. `None`: so long ago that the reason is forgotten.
+#[derive(Debug)]
+struct Ending<'a>(InLine<&'a Endpoint>);
+
+impl Future for Ending<'_> {
+    type Output = Option<Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Error>> {
+        let this = &mut self.0;
+        let (link, id) = this.endpoint.place();
+        match ready!(this.endpoint.shared().look(Operation::Close, cx)) {
+            Ok(begun) => begun.poll_closed(cx, (link, id), &mut this.ticket),
+            Err(error) => Poll::Ready(Some(error)),
         }
     }
 }
@@ -414,31 +419,17 @@ impl Drop for Ending<'_> {
 /// Cancel safe. It reserves nothing, and takes nothing with it.
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
-pub struct Ready<'a> {
-    endpoint: &'a Endpoint,
-    ticket: Option<u64>,
-}
+pub struct Ready<'a>(InLine<&'a Endpoint>);
 
 impl Future for Ready<'_> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
+        let this = &mut self.0;
         let (link, id) = this.endpoint.place();
         let shared = this.endpoint.shared();
         // What it waits for is another operation's place, whichever that will be.
         let begun = ready!(shared.look(Operation::TagSend, cx))?;
         begun.poll_ready(cx, (link, id), &mut this.ticket)
-    }
-}
-
-impl Drop for Ready<'_> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            let (link, id) = self.endpoint.place();
-            self.endpoint
-                .shared()
-                .forget_waiter(link, id, ticket, false);
-        }
     }
 }

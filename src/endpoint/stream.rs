@@ -1,6 +1,7 @@
 //! Byte streams, as the user holds them.
 
 use std::{
+    borrow::Borrow,
     fmt,
     future::Future,
     io,
@@ -22,13 +23,14 @@ use crate::{
         core::Core,
         device::{admit, admit_staging},
         engine::Engine,
+        ready::Line,
         shared::Shared,
         spin::SpinRecord,
         stream::{broken::Broken, key::StreamKey},
     },
 };
 
-use super::Endpoint;
+use super::{Endpoint, handle::InLine};
 
 /// A reliable, ordered stream of bytes in both directions, one of many on an endpoint.
 ///
@@ -480,7 +482,7 @@ impl AsyncWrite for ByteStream {
 /// Cancel safe.
 #[must_use = "a stream is opened when this is awaited"]
 #[derive(Debug)]
-pub struct OpenStream<'a>(Waits<'a>);
+pub struct OpenStream<'a>(InLine<&'a Endpoint>);
 
 /// Accepts a stream; made by [`Endpoint::accept_stream`].
 ///
@@ -491,7 +493,7 @@ pub struct OpenStream<'a>(Waits<'a>);
 /// Cancel safe.
 #[must_use = "a stream is accepted when this is awaited"]
 #[derive(Debug)]
-pub struct AcceptStream<'a>(Waits<'a>);
+pub struct AcceptStream<'a>(InLine<&'a Endpoint>);
 
 /// Reads a chunk; made by [`ByteStream::read_chunk`].
 ///
@@ -547,11 +549,7 @@ impl Endpoint {
     #[doc(alias = "ucp_stream_send_nbx")]
     #[doc(alias = "ucp_stream_send_nb")]
     pub fn stream(&self) -> OpenStream<'_> {
-        OpenStream(Waits {
-            endpoint: self,
-            opens: true,
-            ticket: None,
-        })
+        OpenStream(InLine::new(self, Line::Openers))
     }
 
     /// Accepts the next byte stream that the peer opens. Several tasks may wait at once.
@@ -561,53 +559,16 @@ impl Endpoint {
     #[doc(alias = "ucp_stream_worker_poll")]
     #[doc(alias = "ucp_stream_poll_ep_t")]
     pub fn accept_stream(&self) -> AcceptStream<'_> {
-        AcceptStream(Waits {
-            endpoint: self,
-            opens: false,
-            ticket: None,
-        })
+        AcceptStream(InLine::new(self, Line::Accepters))
     }
-}
-
-/// Who waits for a stream, to be opened or accepted.
-#[derive(Debug)]
-struct Waits<'a> {
-    endpoint: &'a Endpoint,
-    opens: bool,
-    ticket: Option<u64>,
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        forget(self.endpoint, self.opens, self.ticket);
-    }
-}
-
-/// Who waited under this ticket is gone.
-fn forget(endpoint: &Endpoint, opens: bool, ticket: Option<u64>) {
-    let Some(ticket) = ticket else {
-        return;
-    };
-    let (link, _) = endpoint.place();
-    let waker = endpoint.shared().ask(|engine| {
-        let waiters = engine.ctx().stream_waiters(link, opens)?;
-        waiters.forget(ticket)
-    });
-    drop(waker);
 }
 
 /// The streams that one peer opens; the end is that of the connection.
-pub(crate) struct AcceptedStreams {
-    endpoint: Endpoint,
-    ticket: Option<u64>,
-}
+pub(crate) struct AcceptedStreams(InLine<Endpoint>);
 
 impl AcceptedStreams {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        Self {
-            endpoint,
-            ticket: None,
-        }
+        Self(InLine::new(endpoint, Line::Accepters))
     }
 }
 
@@ -615,29 +576,20 @@ impl Stream for AcceptedStreams {
     type Item = ByteStream;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ByteStream>> {
-        let Self { endpoint, ticket } = &mut *self;
-        let next = poll_stream(endpoint, cx, ticket, false);
-        next.map(Result::ok)
-    }
-}
-
-impl Drop for AcceptedStreams {
-    fn drop(&mut self) {
-        forget(&self.endpoint, false, self.ticket);
+        poll_stream(&mut self.0, cx).map(Result::ok)
     }
 }
 
 /// Waits for a stream that is opened or accepted.
-fn poll_stream(
-    endpoint: &Endpoint,
+fn poll_stream<E: Borrow<Endpoint>>(
+    waits: &mut InLine<E>,
     cx: &mut Context<'_>,
-    ticket: &mut Option<u64>,
-    opens: bool,
 ) -> Poll<Result<ByteStream>> {
-    let attempt = match opens {
-        true => Core::open_stream,
-        false => Core::accept_stream,
+    let attempt = match waits.line {
+        Line::Openers => Core::open_stream,
+        _ => Core::accept_stream,
     };
+    let endpoint = waits.endpoint.borrow();
     let (link, id) = endpoint.place();
     let begun = ready!(endpoint.shared().look(Operation::Stream, cx))?;
     let found = begun.drive(
@@ -649,8 +601,8 @@ fn poll_stream(
             })
         },
         |engine, waker| {
-            if let Some(waiters) = engine.ctx().stream_waiters(link, opens) {
-                let before = waiters.leave(ticket, waker);
+            if let Some(waiters) = engine.ctx().line((link, id), waits.line) {
+                let before = waiters.leave(&mut waits.ticket, waker);
                 engine.ctx().drop_later(before);
             }
         },
@@ -665,10 +617,7 @@ impl Future for OpenStream<'_> {
     type Output = Result<ByteStream>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        let Waits {
-            endpoint, ticket, ..
-        } = &mut self.0;
-        poll_stream(endpoint, cx, ticket, true)
+        poll_stream(&mut self.0, cx)
     }
 }
 
@@ -676,10 +625,7 @@ impl Future for AcceptStream<'_> {
     type Output = Result<ByteStream>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
-        let Waits {
-            endpoint, ticket, ..
-        } = &mut self.0;
-        poll_stream(endpoint, cx, ticket, false)
+        poll_stream(&mut self.0, cx)
     }
 }
 

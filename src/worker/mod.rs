@@ -88,7 +88,7 @@ pub(crate) mod peer;
 mod pressure;
 mod queue;
 mod reactor;
-mod ready;
+pub(crate) mod ready;
 pub(crate) mod receive;
 pub(crate) mod rma;
 pub(crate) mod send;

@@ -1,11 +1,12 @@
-//! Who waits for a place, awaited.
+//! Who waits for a place, awaited; and the lines of those who wait.
 
 use std::task::{Context as TaskContext, Poll};
 
 use crate::{
     error::Result,
     types::{EndpointId, LinkId},
-    worker::shared::Shared,
+    util::waiters::Waiters,
+    worker::{ctx::Ctx, shared::Shared},
 };
 
 impl Shared {
@@ -39,16 +40,35 @@ impl Shared {
         )
     }
 
-    /// A future that waited for a place, or for the end, goes.
-    pub(crate) fn forget_waiter(&self, link: LinkId, id: EndpointId, ticket: u64, ending: bool) {
-        let waker = self.ask(|engine| {
-            let peer = engine.core.movers.ctx.endpoint(link, id)?;
-            if ending {
-                peer.ending.forget(ticket)
-            } else {
-                peer.ready.forget(ticket)
-            }
-        });
+    /// A future that waited in a line goes.
+    pub(crate) fn forget(&self, place: (LinkId, EndpointId), line: Line, ticket: u64) {
+        let waker = self.ask(|engine| engine.ctx().line(place, line)?.forget(ticket));
         drop(waker);
+    }
+}
+
+/// What futures of a connection wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Line {
+    Ending,
+    Ready,
+    Openers,
+    Accepters,
+}
+
+impl Ctx {
+    /// Those who wait for it.
+    pub(crate) fn line(
+        &mut self,
+        (link, id): (LinkId, EndpointId),
+        line: Line,
+    ) -> Option<&mut Waiters> {
+        let peer = self.endpoint(link, id)?;
+        Some(match line {
+            Line::Ending => &mut peer.ending,
+            Line::Ready => &mut peer.ready,
+            Line::Openers => &mut peer.streams().openers,
+            Line::Accepters => &mut peer.streams().accepters,
+        })
     }
 }

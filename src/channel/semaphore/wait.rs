@@ -14,6 +14,7 @@ use crate::{
     endpoint::Waiting,
     error::{Error, ErrorKind, Operation, Result},
     util::wake::wake_all,
+    worker::ready::Line,
 };
 
 use super::end::End;
@@ -168,9 +169,8 @@ impl Ticket {
     pub(super) fn end(&mut self, end: &End) {
         self.waiting.end(&end.counter);
         if let Some(ticket) = self.closed.take() {
-            let (link, id) = end.endpoint.place();
             let shared = end.endpoint.shared();
-            shared.forget_waiter(link, id, ticket, true);
+            shared.forget(end.endpoint.place(), Line::Ending, ticket);
         }
         if let Some(number) = self.number.take() {
             let moved = end.line.lock().leave(number);

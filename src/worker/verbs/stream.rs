@@ -8,7 +8,6 @@ use crate::{
         stream::{STREAM_BACKLOG, STREAM_OPEN_MAX, StreamName},
     },
     types::{EndpointId, LinkId},
-    util::waiters::Waiters,
     worker::{
         core::Core,
         ctx::Ctx,
@@ -20,15 +19,6 @@ use crate::{
 };
 
 impl Ctx {
-    /// Where those wait that are to open a stream, or to accept one.
-    pub(crate) fn stream_waiters(&mut self, link: LinkId, opens: bool) -> Option<&mut Waiters> {
-        let streams = self.peer(link)?.streams();
-        Some(match opens {
-            true => &mut streams.openers,
-            false => &mut streams.accepters,
-        })
-    }
-
     /// Nobody is charged for a stream any more: it is accepted, or goes.
     fn uncharge_stream(&mut self, stream: &mut Stream) {
         if let Some((account, bytes)) = stream.charged.take() {
