@@ -40,7 +40,7 @@ use super::{
     handshake::{accepted, arrive, establish, greet, introduce, only},
     lanes::{Refused, attach},
     listen::admits,
-    meeting::{Met, Told, arrival, claim},
+    meeting::{Met, arrival, claim},
 };
 
 /// Before another try where the peer says that it is to come later: its own connection stands when both ends dialled, or a listener had no place. At
@@ -405,7 +405,7 @@ async fn go_on(
 }
 
 /// See [`Met::tells`]. Of an address that is no worker's nothing is known, and whoever is there is told.
-fn tells<'a>(met: Option<&Met<'a>>) -> Result<Option<Told<'a>>> {
+fn tells<'a>(met: Option<&Met<'a>>) -> Result<Option<Met<'a>>> {
     met.map_or(Ok(None), Met::tells)
 }
 

@@ -9,44 +9,41 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Result},
     types::{EndpointId, LinkId, WorkerId},
-    worker::{ctx::Ctx, peer::at, shared::Shared},
+    worker::{connect::wireup::Part, ctx::Ctx, peer::at, shared::Shared},
 };
 
 /// Counts one connection of a meeting in, and out again however it ends.
 pub(super) struct Met<'a> {
     shared: &'a Shared,
     worker: WorkerId,
-    accepts: bool,
+    part: Part,
 }
 
 impl<'a> Met<'a> {
     /// A dial. `None`: a connection of the peer's is being accepted already.
     pub(super) fn dials(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
-        let mut meetings = shared.wireup.meetings.lock();
-        let meeting = meetings.entry(worker).or_default();
-        (meeting.accepting == 0).then(|| {
-            meeting.dialling += 1;
-            Self {
-                shared,
-                worker,
-                accepts: false,
-            }
-        })
+        Self::new(shared, worker, Part::Dials)
     }
 
     /// A request. `None`: this side's own connection is the one.
     pub(super) fn accepts(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
+        Self::new(shared, worker, Part::Accepts)
+    }
+
+    fn new(shared: &'a Shared, worker: WorkerId, part: Part) -> Option<Self> {
         let mut meetings = shared.wireup.meetings.lock();
         let meeting = meetings.entry(worker).or_default();
-        if meeting.told > 0 {
+        let accepts = part == Part::Accepts;
+        let against = if accepts { Part::Told } else { Part::Accepts };
+        if *meeting.count(against) > 0 {
             return None;
         }
-        meeting.crossed |= meeting.dialling > 0 && shared.id > worker;
-        meeting.accepting += 1;
+        meeting.crossed |= accepts && *meeting.count(Part::Dials) > 0 && shared.id > worker;
+        *meeting.count(part) += 1;
         Some(Self {
             shared,
             worker,
-            accepts: true,
+            part,
         })
     }
 
@@ -70,12 +67,12 @@ impl<'a> Met<'a> {
     /// # Errors
     /// `WouldBlock`: one of the peer's is being accepted, or stands. The next dial waits for that, without a place of the peer's listener, which would not wait
     /// as long.
-    pub(super) fn tells(&self) -> Result<Option<Told<'a>>> {
+    pub(super) fn tells(&self) -> Result<Option<Self>> {
         let (shared, worker) = (self.shared, self.worker);
         if shared.id > worker {
             return Ok(None);
         }
-        match Told::new(shared, worker).filter(|_| !is_there(shared, worker)) {
+        match Self::new(shared, worker, Part::Told).filter(|_| !is_there(shared, worker)) {
             Some(told) => Ok(Some(told)),
             None => {
                 let text = "the peer's own connection is being made";
@@ -92,46 +89,18 @@ impl<'a> Met<'a> {
     }
 }
 
-/// See [`Met::tells`].
-pub(super) struct Told<'a> {
-    shared: &'a Shared,
-    worker: WorkerId,
-}
-
-impl<'a> Told<'a> {
-    /// `None`: a connection of the peer's is being accepted.
-    fn new(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
-        let mut meetings = shared.wireup.meetings.lock();
-        let meeting = meetings.entry(worker).or_default();
-        (meeting.accepting == 0).then(|| {
-            meeting.told += 1;
-            Self { shared, worker }
-        })
-    }
-}
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        if let Some(meeting) = self.shared.wireup.meetings.lock().get_mut(&self.worker) {
-            meeting.told -= 1;
-        }
-    }
-}
-
 impl Drop for Met<'_> {
     fn drop(&mut self) {
         let mut meetings = self.shared.wireup.meetings.lock();
         if let Some(meeting) = meetings.get_mut(&self.worker) {
-            *meeting.count(self.accepts) -= 1;
-            if meeting.dialling == 0 {
-                meeting.crossed = false;
-                if meeting.accepting == 0 {
-                    meetings.remove(&self.worker);
-                }
+            *meeting.count(self.part) -= 1;
+            meeting.crossed &= *meeting.count(Part::Dials) > 0;
+            if meeting.counts == [0; 3] {
+                meetings.remove(&self.worker);
             }
         }
         drop(meetings);
-        if self.accepts {
+        if self.part == Part::Accepts {
             // Who waited for it looks again, and dials if there is nothing.
             self.shared
                 .with(|engine| engine.ctx().wake_arrivals(self.worker));
@@ -190,10 +159,9 @@ impl Drop for Waits<'_> {
 /// Waits for a connection that the peer makes. `None`: none is being made any more.
 pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     let coming = || {
-        let meetings = shared.wireup.meetings.lock();
-        meetings
-            .get(&worker)
-            .is_some_and(|meeting| meeting.accepting > 0)
+        let mut meetings = shared.wireup.meetings.lock();
+        let meeting = meetings.get_mut(&worker);
+        meeting.is_some_and(|meeting| *meeting.count(Part::Accepts) > 0)
     };
     let mut waits = Waits::new(shared, worker);
     poll_fn(|cx| {

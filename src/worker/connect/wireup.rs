@@ -76,20 +76,22 @@ pub(crate) fn new_key() -> Result<PrivateKey> {
 /// the lower id dials is the one for both.
 #[derive(Default)]
 pub(in crate::worker) struct Meeting {
-    pub(in crate::worker) dialling: usize,
-    pub(in crate::worker) accepting: usize,
-    /// Dials by which the peer is being told who this is, where this side's connection is the one.
-    pub(in crate::worker) told: usize,
+    /// Of each part.
+    pub(in crate::worker) counts: [usize; 3],
     /// This side has dialled, and the peer's connection is the one.
     pub(in crate::worker) crossed: bool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::worker) enum Part {
+    Dials,
+    Accepts,
+    /// Dials by which the peer is being told who this is, where this side's connection is the one.
+    Told,
+}
+
 impl Meeting {
-    pub(in crate::worker) fn count(&mut self, accepts: bool) -> &mut usize {
-        if accepts {
-            &mut self.accepting
-        } else {
-            &mut self.dialling
-        }
+    pub(in crate::worker) fn count(&mut self, part: Part) -> &mut usize {
+        &mut self.counts[part as usize]
     }
 }
