@@ -145,7 +145,7 @@ impl Answered {
     /// What the listening end says after its hello.
     ///
     /// # Errors
-    /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`.
+    /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`. `VersionMismatch`: a hello of another version.
     pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
         let Message::Proof { proof } = Message::heard(bytes)? else {
             return Err(out_of_turn());
@@ -196,7 +196,7 @@ impl Client {
     ///
     /// # Errors
     /// `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
-    /// connection down. `Malformed`.
+    /// connection down. `Malformed`. `VersionMismatch`, as above.
     pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
         match Message::heard(bytes)? {
             Message::Elsewhere { sealed } => {
@@ -332,7 +332,7 @@ impl Introduced {
     /// Who dials.
     ///
     /// # Errors
-    /// `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`.
+    /// `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`. `VersionMismatch`, as above.
     pub(crate) fn proved(self, bytes: &[u8]) -> Result<(Server, Introduction)> {
         let (both, said) = self.said?;
         let Message::Proof { proof } = Message::decode(bytes)? else {
@@ -372,7 +372,7 @@ impl Server {
     /// What a client says that does not go there.
     ///
     /// # Errors
-    /// `Malformed`: anything else.
+    /// `VersionMismatch`: a hello of another version. `Malformed`: anything else.
     pub(crate) fn stays(bytes: &[u8]) -> Result<()> {
         match Message::decode(bytes)? {
             Message::Stays => Ok(()),

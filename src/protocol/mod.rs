@@ -2,7 +2,7 @@
 //!
 //! Comes in: bytes that a peer sent, tags and masks that a caller wants, the attributes of a link. Goes out: values that
 //! were checked while they were parsed, bytes to send, and the receive or message that matches.
-//! Uses `types` and `error`, and of `transport` only a link's attributes.
+//! Uses `types`, `error` and `util`, and of `transport` only a link's attributes.
 //!
 //! | file | holds |
 //! |---|---|

@@ -407,11 +407,11 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// A peer's reason the same way, which need not be text: the first of it, without what a terminal would follow.
+/// A peer's reason, which need not be text: the first of it, without control characters.
 pub(crate) fn legible(reason: &[u8]) -> String {
     let text = String::from_utf8_lossy(reason);
     let shown = text.chars().filter(|char| !char.is_control());
-    shown.take(300).collect()
+    shown.take(512).collect()
 }
 
 #[cfg(test)]
