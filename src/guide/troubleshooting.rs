@@ -62,6 +62,7 @@
 //! | `the peer receives no active messages of this id` | nobody opened it there | [`active_messages`](crate::Worker::active_messages) before the peer sends |
 //! | `active messages of id … are received already` | opened twice | one receiver for each id; clone what it gets |
 //! | `…: the limit of … (…) is reached` | who refuses holds as much as it may: for this connection, for its source, or for all | it receives or accepts; higher [`Limits`](crate::config::Limits) there, of which its [`refused`](crate::WorkerMetrics::refused) names the one |
+//! | `the peer holds up memory that others wait for` | transfers of device memory stop in pinned memory that all peers share. Others waited for it, none was handed out for ten minutes, or twenty where peers are to send, and this peer has had some for longest | peers whose tasks compute leave the runtime its turns (`spawn_blocking`); [ways](super::memory) that stop nowhere |
 //! | `polled after completion` | a future was polled again after it had ended | `fuse()` in `select!` loops |
 //!
 //! # It is slower than it should be
