@@ -510,9 +510,9 @@ mod tests {
     #[test]
     fn high_addresses_are_held() {
         let radix = Radix::new();
-        // Of a Gaudi 2's memory, of a host's last page below 2^48, the last page of all, and of what lies below all of them.
-        let gaudi = 0x1001_0018_0000_0000 / TREE * TREE + BLOCK;
-        let starts = [gaudi, HOST - PAGE, END - PAGE, PAGE];
+        // Of memory of a card, of a host's last page below 2^48, the last page of all, and of what lies below all of them.
+        let card = 0x1001_0018_0000_0000 / TREE * TREE + BLOCK;
+        let starts = [card, HOST - PAGE, END - PAGE, PAGE];
         for (start, entry) in starts.into_iter().zip(1..) {
             let at = between(start, start + PAGE);
             assert_eq!(radix.get(start), 0);
@@ -527,8 +527,8 @@ mod tests {
         all.sort_unstable();
         assert_eq!(all, [1, 2, 3, 4]);
         assert_eq!(seen(&radix, HOST, u64::MAX - PAGE), [1, 3]);
-        radix.clear(between(gaudi - BLOCK, gaudi + BLOCK), 1);
-        assert_eq!((radix.get(gaudi), radix.get(HOST - 1)), (0, 2));
+        radix.clear(between(card - BLOCK, card + BLOCK), 1);
+        assert_eq!((radix.get(card), radix.get(HOST - 1)), (0, 2));
         // What has a place has it for good; what comes later may have none.
         for number in 100..100 + OTHERS as u64 - 3 {
             assert!(radix.make_place(between(number * TREE, number * TREE + 1)));
@@ -538,9 +538,9 @@ mod tests {
             .set(between(200 * TREE, 200 * TREE + PAGE), 5)
             .expect_err("no place");
         radix
-            .set(between(gaudi, gaudi + 2 * BLOCK), 6)
+            .set(between(card, card + 2 * BLOCK), 6)
             .expect("in the index");
-        assert_eq!(radix.get(gaudi + BLOCK), 6);
+        assert_eq!(radix.get(card + BLOCK), 6);
     }
 
     #[test]

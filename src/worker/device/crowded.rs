@@ -73,7 +73,7 @@ unsafe impl DomainMemory for Device {
         AddressRange::new(0x4000_0000_0000, TOTAL as u64).expect("a range")
     }
     fn memory_type(&self) -> MemoryType {
-        MemoryType::Gaudi(7)
+        MemoryType::Cuda(7)
     }
 }
 
