@@ -547,10 +547,11 @@ impl Shared {
         };
         drop(engine);
         wake_all(wakes.into_iter().chain(last));
-        drop((deferred, more));
         for errand in errands {
             self.begin_errand(errand);
         }
+        // Last: what a program's buffers do when they are dropped may panic, or wait for one of those.
+        drop((deferred, more));
     }
 }
 

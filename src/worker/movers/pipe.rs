@@ -303,8 +303,11 @@ impl Movers {
     fn longest_held(&mut self, slot: usize, side: Side) -> Option<(u64, LinkId)> {
         let pinned = self.devices.pinned(slot)?;
         let held = self.ctx.operations.iter().filter_map(|(_, entry)| {
-            let peer = self.ctx.peers.get(entry.link?.index())?.as_ref()?;
-            let link = entry.link.filter(|_| peer.is_alive() && !peer.is_own())?;
+            let link = entry.link?;
+            let peer = self.ctx.peers.get(link.index())?.as_ref()?;
+            if peer.slot != link || !peer.is_alive() || peer.is_own() {
+                return None;
+            }
             let staged = entry.staged.as_deref();
             let parts = staged.and_then(|staged| staged.pipe.as_ref());
             let parts = parts.into_iter().flat_map(|pipe| &pipe.parts);
