@@ -225,6 +225,17 @@ fn holes_are_errors(uffd: &Uffd) {
     uffd.unwatch(nothing);
 }
 
+/// How many events tell that a page is unmapped.
+fn told_of(uffd: &Uffd, count: &Count, page: *mut u8) -> u64 {
+    count.page.store(page as u64, SeqCst);
+    count.events.store(0, SeqCst);
+    unmap(page, PAGE);
+    while uffd.validate() == Validity::Pending {
+        thread::yield_now();
+    }
+    count.events.load(SeqCst)
+}
+
 /// What is kept and not used is forgotten for what comes, in turn: nobody takes it for what is watched, and what is in use stays.
 #[test]
 fn at_the_limit_room_is_made_of_what_nobody_uses() {
@@ -252,13 +263,7 @@ fn at_the_limit_room_is_made_of_what_nobody_uses() {
         }
     }
     for (index, events) in [(4, 0), (2, 1), (16, 1)] {
-        count.page.store(page(index) as u64, SeqCst);
-        count.events.store(0, SeqCst);
-        unmap(page(index), PAGE);
-        while uffd.validate() == Validity::Pending {
-            thread::yield_now();
-        }
-        assert_eq!(count.events.load(SeqCst), events, "page {index}");
+        assert_eq!(told_of(&uffd, &count, page(index)), events, "page {index}");
     }
     unmap(page(0), 2 * PAGE);
     unmap(page(3), PAGE);
@@ -309,13 +314,7 @@ fn at_the_limit_room_is_made_of_what_is_gone_or_not_wanted() {
     let count = Arc::new(Count::default());
     let _subscription = subscribe(count.clone()).expect("a place");
     for (index, events) in [(1, 0), (10, 1), (12, 1)] {
-        count.page.store(page(index) as u64, SeqCst);
-        count.events.store(0, SeqCst);
-        unmap(page(index), PAGE);
-        while uffd.validate() == Validity::Pending {
-            thread::yield_now();
-        }
-        assert_eq!(count.events.load(SeqCst), events, "page {index}");
+        assert_eq!(told_of(&uffd, &count, page(index)), events, "page {index}");
     }
     unmap(page(13), 51 * PAGE);
 }
