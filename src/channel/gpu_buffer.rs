@@ -11,9 +11,9 @@ use crate::{
 };
 
 #[cfg(feature = "cuda")]
-use super::cuda::{self, blocking};
+use super::cuda;
 #[cfg(feature = "cuda")]
-use crate::memory;
+use crate::{memory, sys::blocking::blocking};
 
 /// Memory of a device for channels, zeroed: made so that it can be shared as far as the device can share any.
 ///

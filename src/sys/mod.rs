@@ -7,6 +7,11 @@
 pub(crate) mod abstract_socket;
 pub(crate) mod bell;
 pub(crate) mod biased;
+#[cfg_attr(
+    not(all(feature = "channel", feature = "cuda", feature = "verbs")),
+    allow(dead_code, reason = "these use all of it")
+)]
+pub(crate) mod blocking;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
 pub(crate) mod fd_socket;

@@ -16,12 +16,15 @@ use std::sync::Arc;
 use crate::{
     channel::{
         Communicator, MemoryChannel, RegisteredMemory, Semaphore,
-        cuda::{self, Apart, blocking, unsupported},
+        cuda::{self, unsupported},
         semaphore::meet,
     },
     driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
     error::{Error, ErrorKind, Operation, Result},
-    sys::identity::identity,
+    sys::{
+        blocking::{Offloaded, blocking},
+        identity::identity,
+    },
     transport::{Accelerator, Export, cuda::CudaStream},
     types::{Access, MemoryType},
     util::lock::Mutex,
@@ -157,7 +160,7 @@ async fn prepare(
     communicator: &Communicator,
     stream: CudaStream,
     packets: usize,
-) -> Result<Apart<Prepared>, String> {
+) -> Result<Offloaded<Prepared>, String> {
     let context = communicator.worker().context();
     let Some(accelerator) = cuda::accelerator(context) else {
         return Err("CUDA is not in use by this context".to_owned());
@@ -186,7 +189,7 @@ async fn prepare(
             }
             let kernels = Kernels::of(context)?;
             let status = Side::status(&context.enter()?)?;
-            Ok(Apart::new((stream, kernels, status, device)))
+            Ok(Offloaded::new((stream, kernels, status, device)))
         })
     };
     let made = async {
@@ -206,7 +209,7 @@ async fn prepare(
             }
         }
         let (stream, kernels, status, _) = loaded.take();
-        Ok(Apart::new(Prepared {
+        Ok(Offloaded::new(Prepared {
             accelerator,
             stream,
             kernels,
@@ -235,7 +238,7 @@ async fn export(accelerator: &Arc<dyn Accelerator>, memory: RegisteredMemory) ->
 async fn open(
     channel: &MemoryChannel,
     communicator: &Communicator,
-    prepared: Apart<Prepared>,
+    prepared: Offloaded<Prepared>,
     [registered, remote, remote_block]: &[&[u8]; 3],
 ) -> Result<Side> {
     let peers = communicator.deserialize(registered).await?;

@@ -14,10 +14,11 @@ use tokio::task::AbortHandle;
 use crate::{
     channel::{
         Semaphore,
-        cuda::{self, blocking, unsupported},
+        cuda::{self, unsupported},
     },
     context::Context,
     error::{Error, ErrorKind, Operation, Result},
+    sys::blocking::blocking,
     transport::cuda::CudaStream,
     util::lock::Mutex,
 };

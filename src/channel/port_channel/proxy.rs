@@ -22,7 +22,7 @@ use crate::{
     },
     endpoint::Op,
     error::{Error, ErrorKind, Operation, Result},
-    sys::fork,
+    sys::{blocking::Offloaded, fork},
     util::{
         lock::{Mutex, RwLock},
         wake::wake_all,
@@ -337,7 +337,7 @@ impl Devices {
             if self.readers[at].is_gone() && self.readers[at].is_empty() {
                 let reader = self.readers.swap_remove(at);
                 // Its memory is freed by calls that may block.
-                tokio::task::spawn_blocking(move || drop(reader));
+                drop(Offloaded::new(reader));
             }
         }
     }

@@ -6,7 +6,6 @@ use super::{
     events::Events,
     greeting::Greeting,
     manager::{manager, unavailable},
-    offload::{Offloaded, off},
     pair::Pair,
     pump::{self, End},
 };
@@ -16,6 +15,7 @@ use crate::{
         verbs::{CompletionChannel, State, Verbs, errno_of},
     },
     error::{Error, ErrorKind, Result},
+    sys::blocking::{Offloaded, blocking},
     transport::channel::Channel,
     types::Source,
 };
@@ -77,7 +77,7 @@ impl Listening {
         keepalive: Option<Duration>,
     ) -> Result<Self> {
         let libraries = libraries.clone();
-        let (id, channel, local, cm, verbs) = off(move || {
+        let (id, channel, local, cm, verbs) = blocking(move || {
             let (id, channel, cm, verbs) = new_id(&libraries)?;
             let bound = id.bind(address).and_then(|()| id.listen(BACKLOG));
             bound.map_err(|error| about(error, format!("binding {address} for RDMA")))?;
@@ -248,7 +248,7 @@ pub(crate) async fn dial(
         .unwrap_or(u32::MAX)
         .clamp(1, i32::MAX as u32);
     let libraries = libraries.clone();
-    let (id, channel, verbs) = off(move || {
+    let (id, channel, verbs) = blocking(move || {
         let (id, channel, _, verbs) = new_id(&libraries)?;
         id.resolve_address(None, to, limit)
             .map_err(|error| nowhere(error, to))?;

@@ -26,7 +26,6 @@
 //! | `pump` | the task between socket and queue pair |
 //! | `connect` | how a connection comes about |
 //! | `watch` | their descriptors |
-//! | `offload` | calls that may block, and drops |
 //!
 //! # What may block
 //! Loading, opening, making and ending objects, and every call of librdmacm: all on threads that may block. What an end holds is dropped there
@@ -36,7 +35,6 @@ mod connect;
 mod events;
 mod greeting;
 mod manager;
-mod offload;
 mod pair;
 mod pump;
 #[cfg(test)]

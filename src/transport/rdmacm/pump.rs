@@ -14,7 +14,6 @@ use tokio::{
 use super::{
     events::Events,
     greeting::Greeting,
-    offload::Offloaded,
     pair::{Done, Pair, SENDS, SLOT},
     watch,
     window::{HEADER, Window},
@@ -22,6 +21,7 @@ use super::{
 use crate::{
     driver::{rdmacm::Id, verbs::CompletionChannel},
     error::{Error, ErrorKind, Result},
+    sys::blocking::Offloaded,
     transport::channel::{Channel, Ending},
 };
 
@@ -112,17 +112,12 @@ struct Pump {
 
 impl Pump {
     async fn run(mut self, mut held: Offloaded<End>, ending: Ending) {
-        if let Some(end) = held.get_mut() {
-            match self.carry(end).await {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::debug!(target: "wharf::wireup", %error, "a channel over RDMA ended");
-                    // What came before is the channel's still.
-                    let _ = timeout(LINGER, self.hand_over_all(end)).await;
-                    if error.kind() != ErrorKind::ConnectionReset {
-                        ending.set(error);
-                    }
-                }
+        if let Err(error) = self.carry(&mut held).await {
+            tracing::debug!(target: "wharf::wireup", %error, "a channel over RDMA ended");
+            // What came before is the channel's still.
+            let _ = timeout(LINGER, self.hand_over_all(&mut held)).await;
+            if error.kind() != ErrorKind::ConnectionReset {
+                ending.set(error);
             }
         }
         // The socket first: the channel is not to wait for the rest.

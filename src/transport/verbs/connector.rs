@@ -30,7 +30,7 @@ use crate::{
         QueuePairOptions, ReceiveAttributes, SendAttributes,
     },
     error::{Error, ErrorKind, Result},
-    sys::fd_socket,
+    sys::{blocking::blocking, fd_socket},
     transport::{Connected, Connector, MAX_DEVICES, PeerInfo, Role, channel::Channel},
 };
 
@@ -361,15 +361,6 @@ fn join(
     })
 }
 
-/// Runs what may take long on a thread that may block. Its result ends there, should nobody wait for it any longer.
-async fn elsewhere<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
-        Error::new(ErrorKind::Closed, "the runtime is shutting down").with_source(error)
-    })?
-}
-
 #[async_trait]
 impl Connector for RcConnector {
     fn can_use(&self, _channel: &Channel, _peer: &PeerInfo) -> Result<()> {
@@ -388,7 +379,7 @@ impl Connector for RcConnector {
     ) -> Result<Connected> {
         let named = |error: Error| error.with_peer(&peer.name).over(NAME);
         let room = Arc::clone(&self.room);
-        let made = elsewhere(move || Half::make(&room)).await;
+        let made = blocking(move || Half::make(&room)).await;
         let message = match &made {
             Ok(half) => half.offer().encode(),
             Err(error) => Offer::refuse(&error.to_string()),
@@ -409,7 +400,7 @@ impl Connector for RcConnector {
             Err(error) => Err(error),
             Ok(theirs) => {
                 let room = Arc::clone(&self.room);
-                elsewhere(move || {
+                blocking(move || {
                     let joined = half.join(&theirs, role, &room.devices.options)?;
                     Ok(((half, theirs), joined))
                 })

@@ -43,7 +43,10 @@ use crate::{
         Registrar, RegistrarAttributes, Registration, RegistrationCache, RegistrationCacheOptions,
         invalidate, monitor,
     },
-    sys::topology::{self, Distance},
+    sys::{
+        blocking::blocking,
+        topology::{self, Distance},
+    },
     transport::{DeviceKey, DeviceRegistrar, Exposure, LocalKeys, Registering},
     types::{Access, MemoryType},
     util::lock::Mutex,
@@ -396,7 +399,7 @@ impl DeviceRegistrar for Domain {
             Some((open, read_back, key.key))
         });
         let (reads, keys): (Vec<_>, _) = (reads.collect(), keys.clone());
-        Some(blocking(move || {
+        Some(Box::pin(blocking(move || {
             match exporter.flush(range) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {}
                 flushed => return flushed,
@@ -406,12 +409,12 @@ impl DeviceRegistrar for Domain {
             }
             drop(keys);
             Ok(())
-        }))
+        })))
     }
 
     fn register_for_writing(&self, range: AddressRange, devices: &[u64]) -> Registering<LocalKeys> {
         let pins = self.each(devices, |device| Ok(Arc::clone(&device.written)));
-        blocking(move || {
+        Box::pin(blocking(move || {
             let register = |(id, pins): (u64, Arc<Pins>)| {
                 let access = Access::READ | Access::WRITE;
                 Ok((id, pins.register(range, access)?))
@@ -419,7 +422,7 @@ impl DeviceRegistrar for Domain {
             let made = pins?.into_iter().map(register);
             let made = made.collect::<Result<Vec<_>>>()?;
             Ok(keys(range, made, |made| Written(Mutex::new(made))))
-        })
+        }))
     }
 
     fn end_writing(&self, keys: LocalKeys) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -489,11 +492,11 @@ impl Domain {
                 let exporter = self.exporter(device, memory.memory_type)?;
                 Ok(device.pins(exporter))
             });
-            return blocking(move || {
+            return Box::pin(blocking(move || {
                 let register = |(id, pins): (u64, Pins)| Ok((id, pins.register(range, access)?));
                 let made = pins?.into_iter().map(register);
                 Ok(kept(range, made.collect::<Result<Vec<_>>>()?))
-            });
+            }));
         };
         let caches = self.each(devices, |device| self.cache_of(device, memory.memory_type));
         Box::pin(async move {
@@ -528,18 +531,6 @@ impl Domain {
         };
         devices.iter().map(of).collect()
     }
-}
-
-/// Runs what may take long on a thread that may block.
-fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Registering<T> {
-    Box::pin(async move {
-        tokio::task::spawn_blocking(work).await.map_err(|error| {
-            let text = "the runtime is shutting down";
-            Error::new(ErrorKind::Closed, text).with_source(error)
-        })?
-    })
 }
 
 impl fmt::Debug for Domain {
