@@ -26,11 +26,6 @@ macro_rules! scenarios {
         mod $name {
             use super::*;
             async fn scenario($way: Way) $body
-            // Whether it can be sent to another thread is proved here, and not for each test, which took the compiler half as long as all else.
-            #[allow(dead_code, reason = "some are on one thread alone")]
-            fn on_threads(way: Way) {
-                run_on_threads(scenario(way));
-            }
             fn on_one(way: Way) {
                 run(scenario(way));
             }
@@ -84,6 +79,10 @@ macro_rules! scenarios {
         }
     };
     (@threads) => {
+        // Whether it can be sent to another thread is proved here, and not for each test, which took the compiler half as long as all else.
+        fn on_threads(way: Way) {
+            run_on_threads(scenario(way));
+        }
         #[test]
         fn shm_on_threads() {
             on_threads(Way::Shm);
