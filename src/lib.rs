@@ -117,8 +117,8 @@
 //!
 //! # Runtimes
 //!
-//! A worker needs a Tokio runtime with its I/O and time drivers (`enable_all`), of one thread or several; without them Tokio panics when
-//! the worker is made. How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
+//! A worker needs a Tokio runtime with its I/O and time drivers (`enable_all`), of one thread or several; without them `Worker::new`
+//! fails (it finds out by a panic of Tokio's, so a program built with `panic = "abort"` ends there). How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
 //! while nothing happens.
 //!
 //! # Features

@@ -1,7 +1,7 @@
 //! What a device wrote into memory of another device is there once it has read it back: a read pushes the writes before it through the bus (PCI
 //! Express, "Transaction Ordering": a read request does not pass a posted one). NCCL relies on the same.
 //!
-//! For that a queue pair is joined to itself, made when it is first needed. Tests: `tests/device/gpudirect.rs`.
+//! For that a queue pair is joined to itself, made when it is first needed. Tests: `tests/rc_faults/gpudirect.rs`.
 //!
 //! # Safety
 //! The device writes one byte into memory of this file's own, which nothing else uses and which ends after the queue pair.
