@@ -110,7 +110,7 @@ mod tests {
         let here = thread::current().id();
         runtime.block_on(async {
             drop(tells());
-            // Made there, and nobody waits for it.
+            // To a thread that may block, and back.
             let made = tells();
             drop(blocking(move || Ok(made)).await.expect("done"));
             drop(tells().take());
