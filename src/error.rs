@@ -45,13 +45,14 @@ pub enum ErrorKind {
     ClosedByPeer,
     /// The peer ended the connection at once, by [`Endpoint::abort`](crate::Endpoint::abort): what was under way is lost.
     AbortedByPeer,
-    /// The connection broke.
+    /// The connection broke, or ended without a goodbye: so do those of a process on another host that was killed, which nobody there says.
     ConnectionReset,
-    /// The peer's process has ended.
+    /// The peer's process has ended without a goodbye. Known of peers on this host and in this process namespace, and over shared memory of all.
     PeerDied,
     /// The endpoint, worker or listener was closed on this side.
     Closed,
-    /// No transport leads there.
+    /// No transport leads there, or none does any more: the network, or the peer's host, is silent for too long (three
+    /// [keepalive](crate::ContextBuilder::keepalive) intervals), or the network device is gone.
     Unreachable,
     /// The shared secret is missing or wrong on one side; or a certificate, or TLS altogether.
     AuthenticationFailed,
@@ -312,6 +313,7 @@ impl Error {
             ErrorKind::AbortedByPeer
                 | ErrorKind::ConnectionReset
                 | ErrorKind::PeerDied
+                | ErrorKind::Unreachable
                 | ErrorKind::Protocol
         )
     }

@@ -179,7 +179,11 @@ impl Interface for PacketsInterface {
 }
 
 fn closed() -> Error {
-    Error::new(ErrorKind::ConnectionReset, "the peer closed the connection").over(NAME)
+    Error::new(
+        ErrorKind::ConnectionReset,
+        "the connection ended without a goodbye",
+    )
+    .over(NAME)
 }
 
 #[derive(Debug)]

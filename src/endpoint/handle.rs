@@ -238,15 +238,7 @@ impl Endpoint {
         })?;
         let reason = Ending(InLine::new(self, Line::Ending)).await;
         match reason {
-            Some(error)
-                if !matches!(
-                    error.kind(),
-                    ErrorKind::ClosedByPeer
-                        | ErrorKind::AbortedByPeer
-                        | ErrorKind::ConnectionReset
-                        | ErrorKind::Closed
-                ) =>
-            {
+            Some(error) if !matches!(error.kind(), ErrorKind::ClosedByPeer | ErrorKind::Closed) => {
                 Err(error.during(Operation::Close))
             }
             _ => Ok(()),
@@ -342,7 +334,7 @@ pub(super) fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
 ///
 /// # Completion
 /// Resolves when the connection is over, with the reason: `ClosedByPeer` when the peer closed it in order, `AbortedByPeer` when it aborted it, `ConnectionReset` when it broke, `PeerDied` when its process ended,
-/// `Closed` when this side broke it off.
+/// `Unreachable` when its host, or the way there, fell silent, `Closed` when this side broke it off.
 ///
 /// # Cancel safety
 /// Cancel safe.

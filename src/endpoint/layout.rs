@@ -61,6 +61,14 @@ impl From<RemoteRegion> for Cow<'_, RemoteLayout> {
     }
 }
 
+/// As a clone of it.
+impl From<&RemoteRegion> for Cow<'_, RemoteLayout> {
+    #[inline]
+    fn from(region: &RemoteRegion) -> Self {
+        region.clone().into()
+    }
+}
+
 impl From<RemoteLayout> for Cow<'_, RemoteLayout> {
     #[inline]
     fn from(layout: RemoteLayout) -> Self {

@@ -161,7 +161,7 @@
 //!   the worker's; deadlines too.
 //! * **A runtime that nobody drives** (`current_thread`, outside of `block_on`) does none of it: connections stay as they are, and peers get no answers. A future that is polled elsewhere drives the worker for as long as it looks, and is not woken when
 //!   it sleeps. It is no error, as it may be driven again. [`Progress::Thread`](crate::Progress::Thread) gives the worker a thread of its own.
-//! * **A runtime that ends** (dropped, shut down) takes its workers along: connections are cut, which peers see as `ConnectionReset`, and all that is under way or
+//! * **A runtime that ends** (dropped, shut down) takes its workers along: connections are cut, which peers see as `ConnectionReset` ("the connection ended without a goodbye"), and all that is under way or
 //!   begins later, anywhere, fails with `Closed`: "the worker's Tokio runtime has ended".
 //! * **[`Worker::shutdown`](crate::Worker::shutdown)** before that says goodbye to peers.
 //!

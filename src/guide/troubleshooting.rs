@@ -39,10 +39,12 @@
 //!
 //! | text | cause | remedy |
 //! |---|---|---|
-//! | `the peer's process has ended` | it crashed or was killed | its log; every operation on the endpoint says so; connect again |
+//! | `the peer's process has ended` (kind `PeerDied`) | it crashed, was killed or exited without a goodbye; told of peers on this host | its log; every operation on the endpoint says so; connect again |
 //! | kind `ClosedByPeer` | the peer closed the endpoint, dropped it or shut its worker down, and all that it sent before has come | nothing: it is no failure |
 //! | kind `AbortedByPeer` | the peer called [`abort`](crate::Endpoint::abort) | its log |
-//! | kind `ConnectionReset` | the connection broke, or the peer was silent for three keepalive intervals | [`Endpoint::closed`](crate::Endpoint::closed) says why |
+//! | `the connection ended without a goodbye` (kind `ConnectionReset`) | the peer's process has ended, on another host or where this one does not see it; or its runtime; or something between the two closes connections; or an `abort` that found the link full | the peer's log; connect again |
+//! | other texts of kind `ConnectionReset` | the connection broke | [`Endpoint::closed`](crate::Endpoint::closed) says why |
+//! | kind `Unreachable` | nothing came from the peer's host for three [keepalive](crate::ContextBuilder::keepalive) intervals, or the network or the network device went | the network; connect again |
 //! | `the peer could not do its part` | the peer failed the operation for a reason of its own | its log |
 //! | kind `DeviceLost` | a device failed | a new context; nothing else is touched |
 //! | `the worker's Tokio runtime has ended` | the runtime that the worker was made on was dropped | keep it, or [make the worker](super::first_steps#runtimes) on one that stays |

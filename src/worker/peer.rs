@@ -26,7 +26,7 @@ use crate::{
         thresholds::Lending,
         window::{ReceiveWindow, SHORT, SendWindow, Terms, eager_cost, eager_need},
     },
-    sys::memfd::Mapping,
+    sys::{identity::identity, memfd::Mapping, process},
     transport::{
         Link, LinkAttributes, Pair, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback,
     },
@@ -502,10 +502,13 @@ impl Peer {
             Some(reason)
                 if matches!(
                     error.kind(),
-                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
+                    ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Unreachable
                 ) =>
             {
                 reason
+            }
+            None if error.kind() == ErrorKind::ConnectionReset && self.has_died() => {
+                Error::new(ErrorKind::PeerDied, "the peer's process has ended")
             }
             _ => error,
         };
@@ -522,6 +525,15 @@ impl Peer {
             one_copy.pair.end();
         }
         error
+    }
+
+    /// Whether its process has ended, over whatever it was reached. Only of this host's, as seen from here, is that known.
+    fn has_died(&self) -> bool {
+        let (own, of) = (identity(), &self.info.identity);
+        own.same_host(of)
+            && (own.pid_namespace, own.pid) != (of.pid_namespace, of.pid)
+            && own.pid_namespace == of.pid_namespace
+            && process::has_ended(of.pid)
     }
 
     /// Why it is over, if it is.

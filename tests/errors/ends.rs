@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use wharf::{Context, Endpoint, Error, ErrorKind, Tag, Worker};
+use wharf::{Access, Context, Descriptor, Endpoint, Error, ErrorKind, Tag, Worker};
 
 use crate::{
     expect,
     support::{Child, LIMIT, child, on_a_runtime, this_test, watchdog},
 };
+
+/// Of memory that is read all the time: long enough to be in the middle of it.
+const LONG: usize = 8 << 20;
 
 /// What the other process does, told in one word.
 async fn ends(mut parent: crate::support::Parent) {
@@ -16,6 +19,11 @@ async fn ends(mut parent: crate::support::Parent) {
     let address = parent.hear().await;
     let endpoint = watchdog(LIMIT, worker.connect(address)).await;
     let endpoint = endpoint.expect("connected");
+    let region = context.expose(vec![7; LONG], Access::READ).await;
+    let region = region.expect("exposed");
+    let descriptor = region.descriptor().expect("a descriptor").to_bytes();
+    let told = endpoint.tag_send(Tag(3), descriptor).await;
+    told.expect("told");
     match &*parent.hear().await {
         "close" => endpoint.close().await.expect("closed"),
         "close with" => {
@@ -33,6 +41,7 @@ async fn ends(mut parent: crate::support::Parent) {
         "shut down" => worker.shutdown(LIMIT).await.expect("shut down"),
         "drop the worker" => drop((worker, endpoint)),
         "abort" => endpoint.abort(),
+        "exit" => std::process::exit(0),
         _ => {}
     }
     parent.wait_for_death().await;
@@ -47,6 +56,22 @@ async fn heard(end: &str, child: &mut Child, worker: &Worker) -> Error {
     // Nobody matches it.
     let send = endpoint.tag_send(Tag(1), vec![0; 3 << 20]).post();
     let send = send.expect("room");
+    let told = watchdog(LIMIT, worker.tag_recv(Tag(3), vec![0; 4096])).await;
+    let told = told.expect("told");
+    let descriptor = Descriptor::from_bytes(told.bytes()).expect("a descriptor");
+    let remote = endpoint.import(&descriptor).expect("its memory");
+    let reads = tokio::spawn({
+        let endpoint = endpoint.clone();
+        async move {
+            let mut buffer = vec![0; LONG];
+            loop {
+                match endpoint.get(&remote, buffer).await {
+                    Ok(full) => buffer = full,
+                    Err(error) => return Error::from(error),
+                }
+            }
+        }
+    });
     match end {
         "kill" => child.kill(),
         end => child.say(end),
@@ -54,6 +79,8 @@ async fn heard(end: &str, child: &mut Child, worker: &Worker) -> Error {
     let closed = watchdog(LIMIT, endpoint.closed()).await;
     let under_way = watchdog(LIMIT, send).await.expect_err("ended");
     let late = endpoint.tag_send(Tag(1), "late").await.expect_err("ended");
+    let read = watchdog(LIMIT, reads).await.expect("no panic");
+    assert_eq!(read.kind(), closed.kind(), "{read}");
     for error in [&under_way, &late] {
         assert_eq!(error.kind(), closed.kind(), "{error}");
         assert_eq!(error.to_string(), format!("tag send: {closed}"));
@@ -113,15 +140,19 @@ fn every_end(test: &str, transports: &str) {
             "the peer aborted the connection (peer *",
             None,
         ),
-        match transports {
-            "shm" => (
-                "kill",
-                ErrorKind::PeerDied,
-                "the peer's process has ended (peer *",
-                None,
-            ),
-            _ => ("kill", ErrorKind::ConnectionReset, "*", None),
-        },
+        (
+            "kill",
+            ErrorKind::PeerDied,
+            "the peer's process has ended (peer *",
+            None,
+        ),
+        // Without a word of wharf's.
+        (
+            "exit",
+            ErrorKind::PeerDied,
+            "the peer's process has ended (peer *",
+            None,
+        ),
     ];
     for (end, kind, text, reason) in cases {
         let mut child = Child::start(test, "ends", &[("WHARF_TLS", transports)]);

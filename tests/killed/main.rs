@@ -107,8 +107,7 @@ fn runtime() -> tokio::runtime::Runtime {
 /// Demands that it is the end of the other process that ended something.
 #[track_caller]
 fn expect_death(error: &Error) {
-    let kinds = [ErrorKind::PeerDied, ErrorKind::ConnectionReset];
-    assert!(kinds.contains(&error.kind()), "{error}");
+    assert_eq!(error.kind(), ErrorKind::PeerDied, "{error}");
 }
 
 /// One end of a connection to another process, which does the same with the tags the other way round.

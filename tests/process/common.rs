@@ -103,15 +103,7 @@ impl Path {
     /// Demands that `kind` is how the end of the peer's process shows.
     #[track_caller]
     pub(crate) fn expect_death(self, kind: ErrorKind) {
-        let right = match self {
-            Self::Shm | Self::ShmWithoutCma => kind == ErrorKind::PeerDied,
-            // Its socket tells the same, unless the process has been collected by then.
-            Self::ShmWithoutPidfd => {
-                matches!(kind, ErrorKind::PeerDied | ErrorKind::ConnectionReset)
-            }
-            Self::Tcp | Self::RcVerbs | Self::TwoCables => kind == ErrorKind::ConnectionReset,
-        };
-        assert!(right, "{kind:?} over {self:?}");
+        assert_eq!(kind, ErrorKind::PeerDied, "over {self:?}");
     }
 }
 

@@ -90,7 +90,10 @@ async fn near(mut parent: crate::support::Parent) {
     let (unheard, put, why) = tokio::join!(unheard, traffic, endpoint.closed());
     let unheard = unheard.expect_err("nobody receives it");
     for error in [unheard, put, why] {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        assert_eq!(error.kind(), ErrorKind::PeerDied, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("the peer's process has ended"), "{text}");
+        assert!(text.ends_with("over rc_verbs"), "{text}");
     }
 }
 

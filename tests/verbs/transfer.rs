@@ -231,7 +231,7 @@ fn a_peer_that_is_gone_is_told_after_all_tries() {
         assert_eq!((ends[0].id(), ends[0].status()), (1, Status::RETRY_EXC_ERR));
         assert_eq!((ends[1].id(), ends[1].status()), (2, Status::WR_FLUSH_ERR));
         let error = ends[0].error().expect("an error");
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
         let source = error.get_ref().and_then(|source| source.downcast_ref());
         assert_eq!(source, Some(&Status::RETRY_EXC_ERR));
         assert!(

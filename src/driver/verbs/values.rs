@@ -176,10 +176,10 @@ impl Status {
             Self::WR_FLUSH_ERR
             | Self::LOC_QP_OP_ERR
             | Self::REM_OP_ERR
-            | Self::RETRY_EXC_ERR
             | Self::RNR_RETRY_EXC_ERR
-            | Self::REM_ABORT_ERR
-            | Self::RESP_TIMEOUT_ERR => ErrorKind::ConnectionReset,
+            | Self::REM_ABORT_ERR => ErrorKind::ConnectionReset,
+            // No answer from there.
+            Self::RETRY_EXC_ERR | Self::RESP_TIMEOUT_ERR => ErrorKind::Unreachable,
             Self::FATAL_ERR => ErrorKind::DeviceLost,
             _ => ErrorKind::Io,
         }

@@ -164,7 +164,7 @@ impl Pump {
                 "the peer's host has been silent for {:?}",
                 self.heard.elapsed()
             );
-            return Err(Error::new(ErrorKind::DeadlineExceeded, text));
+            return Err(Error::new(ErrorKind::Unreachable, text));
         }
         // One that is under way does as well.
         if self.free.len() == SENDS

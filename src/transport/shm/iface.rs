@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd},
+    sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd, process},
     transport::{
         contract::{Connected, InPlace, Interface, Link, Registry, Sink, Taken, Wanted},
         shared_memory::SharedMemory,
@@ -785,30 +785,17 @@ fn hung_up(entry: &Entry, error: Option<io::Error>) -> Error {
     {
         return Error::new(ErrorKind::PeerDied, "the peer's process has ended");
     }
-    let closed = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+    let text = "the connection ended without a goodbye";
+    let ended = Error::new(ErrorKind::ConnectionReset, text);
     match error {
-        Some(error) => closed.with_source(error),
-        None => closed,
+        Some(error) => ended.with_source(error),
+        None => ended,
     }
 }
 
-/// Whether the kernel is taking the process apart (`PF_EXITING` in the flags of `/proc/PID/stat`). Its id still means it: the
-/// caller saw that its pidfd has not fired.
+/// Whether the process is on its way out. Its id still means it: the caller saw that its pidfd has not fired.
 fn is_exiting(socket: BorrowedFd<'_>) -> bool {
-    const PF_EXITING: u64 = 4;
-    let Ok(peer) = fd_passing::peer_credentials(socket) else {
-        return false;
-    };
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid)) else {
-        return false;
-    };
-    // Fields after the command in parentheses: state, ppid, pgrp, session, tty, tpgid, flags.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    fields
-        .split_whitespace()
-        .nth(6)
-        .and_then(|flags| flags.parse::<u64>().ok())
-        .is_some_and(|flags| flags & PF_EXITING != 0)
+    fd_passing::peer_credentials(socket).is_ok_and(|peer| process::is_exiting(peer.pid))
 }
 
 /// Eight little-endian bytes.

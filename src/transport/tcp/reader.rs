@@ -352,7 +352,7 @@ impl Reader {
         let between = matches!(self.state, State::Frame) && self.backlog.is_empty();
         End::Failed(socket.take_broken().unwrap_or_else(|| {
             let what = if between {
-                "the peer closed the connection"
+                "the connection ended without a goodbye"
             } else {
                 "the connection broke within a message"
             };

@@ -170,9 +170,17 @@ impl Socket {
         self.broken.lock().take()
     }
 
-    /// The error of a link that is gone.
+    /// The error of a link that is gone: it was reset, or nothing comes from there any more.
     pub(super) fn lost(&self, what: &'static str, source: Option<io::Error>) -> Error {
-        let error = Error::new(ErrorKind::ConnectionReset, what);
+        let is_cut_off = matches!(
+            source.as_ref().and_then(io::Error::raw_os_error),
+            Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN)
+        );
+        let kind = match is_cut_off {
+            true => ErrorKind::Unreachable,
+            false => ErrorKind::ConnectionReset,
+        };
+        let error = Error::new(kind, what);
         self.named(match source {
             Some(source) => error.with_source(source),
             None => error,

@@ -618,6 +618,11 @@ impl RcInterface {
     /// A connection is over. It is told when what had arrived before is delivered.
     #[cold]
     fn over(&mut self, key: usize, error: Error) {
+        // Of this device nothing else is told to who asks for a peer.
+        let error = match error.kind() {
+            ErrorKind::DeviceLost => Error::new(ErrorKind::Unreachable, error.to_string()),
+            _ => error,
+        };
         if let Some(entry) = self.connections.get_mut(key)
             && entry.end.is_none()
         {
@@ -639,7 +644,7 @@ impl RcInterface {
                 Ok((0, _)) => entry
                     .connection
                     .refused()
-                    .unwrap_or_else(|| reset("the peer has closed the connection, or has ended")),
+                    .unwrap_or_else(|| reset("the connection ended without a goodbye")),
                 Ok((_, fds)) if !fds.is_empty() => {
                     fd_passing::close_elsewhere(fds);
                     broken(DESCRIPTORS)
@@ -1049,7 +1054,7 @@ fn failure(connection: &Connection, index: usize) -> Option<Error> {
     }
     if device.is_down(rail.port) {
         let text = format!("{}: port {} is down", device.name(), rail.port);
-        return Some(Error::new(ErrorKind::ConnectionReset, text));
+        return Some(Error::new(ErrorKind::Unreachable, text));
     }
     let kind = device.told(rail.queue_pair.number())?;
     let number = rail.queue_pair.number();

@@ -236,10 +236,10 @@ fn messages_go_over_the_next_rail() {
     }
     assert!(ends.iter().all(|end| end.seen.failed.len() == 1));
     assert!(ends[0].seen.failed[0].to_string().contains("emu1"));
-    assert!(
-        ends.iter()
-            .all(|end| end.seen.failed[0].kind() == ErrorKind::ConnectionReset)
-    );
+    let mut kinds = ends.iter().map(|end| end.seen.failed[0].kind());
+    // Who has lost the last rail has no way there; the other end sees that one leaves.
+    let ended = [ErrorKind::Unreachable, ErrorKind::ConnectionReset];
+    assert!(kinds.all(|kind| ended.contains(&kind)));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn messages_that_went_with_a_device_end_the_connection() {
             near.pass();
         }
         match ends_it {
-            true => assert_eq!(near.seen.failed[0].kind(), ErrorKind::DeviceLost),
+            true => assert_eq!(near.seen.failed[0].kind(), ErrorKind::Unreachable),
             false => assert!(near.seen.failed.is_empty(), "{:?}", near.seen.failed),
         }
     }

@@ -1,7 +1,7 @@
 //! Copies between the memories of two processes, in steps; the transfers are in [copy](crate::worker::copy).
 
 use crate::{
-    error::Result,
+    error::{ErrorKind, Result},
     protocol::control,
     worker::{
         copy::{STEPS, Step, Transfer, gone},
@@ -92,6 +92,12 @@ impl Movers {
         let transfer = self.take_transfer(index);
         match verdict {
             None => self.ctx.helped(transfer.op),
+            // The connection ends, and says how. Until then the operation waits as one whose peer does nothing.
+            Some(Err(error))
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
+                ) => {}
             Some(Ok(())) => {
                 if let Some(op) = transfer.peer_op {
                     self.ctx.control(transfer.link, control::DONE, op, &[]);

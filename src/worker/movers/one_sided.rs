@@ -1103,7 +1103,7 @@ impl Entry {
 /// does not say that the memory was given back.
 pub(in crate::worker) fn leaves_it_to_messages(error: &Error, work: &Work) -> bool {
     match error.kind() {
-        ErrorKind::ConnectionReset => true,
+        ErrorKind::ConnectionReset | ErrorKind::Unreachable => true,
         ErrorKind::AccessDenied => matches!(work, Work::Put(_) | Work::Get(_)),
         _ => false,
     }
