@@ -64,7 +64,8 @@ impl Worker {
     /// [`Endpoint::flush`] for all endpoints of the worker.
     ///
     /// # Errors
-    /// The first that one of them had, once all are over. An endpoint that had ended before is passed over.
+    /// The first that one of them had, once all are over. An endpoint that had ended before is passed over; of a worker that was shut down, or whose runtime
+    /// has ended, it is `Closed`.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -190,11 +191,16 @@ impl Future for FlushAll<'_> {
                 let ctx = engine.ctx();
                 let alive = ctx.connections().filter(|peer| peer.is_alive());
                 let links: Vec<_> = alive.map(|peer| peer.slot).collect();
+                if links.is_empty() && engine.closing.is_some() {
+                    return Err(engine.closed().during(Operation::Flush));
+                }
+                let ctx = engine.ctx();
                 let begin = |link| ctx.begin_flush(link, this.fence);
-                links.into_iter().filter_map(begin).collect::<Vec<_>>()
+                Ok(links.into_iter().filter_map(begin).collect::<Vec<_>>())
             });
             let handle = this.worker.handle();
             let (keys, _) = begun?;
+            let keys = keys?;
             let op = |key| Op::waiting(handle, key, Deadline::None, Operation::Flush);
             this.left = keys.into_iter().map(op).collect();
         }

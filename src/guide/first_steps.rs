@@ -157,8 +157,8 @@
 //! A worker belongs to the Tokio runtime that it is made on, which needs timers and I/O (`enable_all`). A task there wakes it when something comes, and does what nobody
 //! waits for: it accepts who comes by its address, closes what was dropped, answers peers.
 //!
-//! * **Futures may be polled anywhere**: on another runtime, by another executor, outside of all. Connecting and listening go by the runtime that is there, else by
-//!   the worker's; deadlines too.
+//! * **Futures may be polled anywhere**: on another runtime, by another executor, outside of all. Connecting and listening go by the runtime that is there, and by
+//!   the worker's where there is none or it has no timers and I/O (of which Tokio prints a panic, once for each of its threads); deadlines too.
 //! * **A runtime that nobody drives** (`current_thread`, outside of `block_on`) does none of it: connections stay as they are, and peers get no answers. A future that is polled elsewhere drives the worker for as long as it looks, and is not woken when
 //!   it sleeps. It is no error, as it may be driven again. [`Progress::Thread`](crate::Progress::Thread) gives the worker a thread of its own.
 //! * **A runtime that ends** (dropped, shut down) takes its workers along: connections are cut, which peers see as `ConnectionReset` ("the connection ended without a goodbye"), and all that is under way or

@@ -20,6 +20,7 @@ use crate::{
         connect::{self, wireup::Wireup},
         core::Core,
         device::Devices,
+        drivers,
         engine::Engine,
         held::quotas,
         peer::Peer,
@@ -50,7 +51,7 @@ impl Handle {
                 "a worker is made on a Tokio runtime: call this in its context",
             )
         })?;
-        has_drivers()?;
+        drivers::are_here()?;
         let rendezvous = context.config().rendezvous_threshold.value;
         let mut core = Core::new(context.regions().clone(), rendezvous);
         core.movers.ctx.ledger = Ledger::new(quotas(&context.config().limits));
@@ -169,18 +170,6 @@ impl Handle {
         shared.stopped.send_replace(true);
         shared.wake_reactor();
     }
-}
-
-/// Whether the current runtime has what a worker needs. Tokio tells by panics alone, which it prints.
-fn has_drivers() -> Result<()> {
-    let timers = || drop(tokio::time::sleep(Duration::ZERO));
-    let io = || drop(tokio::net::UnixDatagram::unbound());
-    let lacks = |what| {
-        let text = format!("a worker needs the runtime's {what}: build it with `enable_all`");
-        Error::new(ErrorKind::InvalidArgument, text)
-    };
-    std::panic::catch_unwind(timers).map_err(|_| lacks("timers"))?;
-    std::panic::catch_unwind(io).map_err(|_| lacks("I/O driver"))
 }
 
 /// Stops a worker, at the latest when this is dropped: nobody has it any more, or its runtime drops its tasks.

@@ -39,6 +39,7 @@ use crate::{
     util::{lock::RwLock, tasks::spawn, wake::wake_all},
     worker::{
         connect::{Accepted, wireup::Wireup},
+        drivers,
         engine::Engine,
         metrics::Dialling,
         operations::{Outcome, wrong},
@@ -202,7 +203,7 @@ impl Shared {
         .await
     }
 
-    /// Does something with timers, in the context of the runtime that is there, or of the worker's outside of all. Tokio's panic when they are polled once their runtime has ended, and it may end on
+    /// Does something with timers or sockets, in the context of the runtime that is there and has them, or else of the worker's. Tokio's panic when they are polled once their runtime has ended, and it may end on
     /// another thread at any moment: it waits for what is done here. `None`: the worker was stopped, as it is before its runtime ends.
     pub(crate) fn while_it_runs<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         // Who has it alone has stopped the worker before.
@@ -210,8 +211,8 @@ impl Shared {
         if self.stopping.load(Ordering::Acquire) {
             return None;
         }
-        let outside = tokio::runtime::Handle::try_current().is_err();
-        let _within = outside.then(|| self.runtime.enter());
+        let here = drivers::are_at_hand(self.runtime.id());
+        let _within = (!here).then(|| self.runtime.enter());
         Some(act())
     }
 

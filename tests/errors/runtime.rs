@@ -4,7 +4,9 @@ use std::{future::Future, sync::mpsc, time::Duration};
 
 use async_io::block_on;
 use tokio::{io::AsyncReadExt, runtime::Runtime};
-use wharf::{Access, AmId, Context, Endpoint, Error, ErrorKind, RemoteRegion, Tag, Worker};
+use wharf::{
+    Access, AmId, Context, Endpoint, Error, ErrorKind, RemoteRegion, StreamListener, Tag, Worker,
+};
 
 use crate::{
     expect,
@@ -89,6 +91,17 @@ async fn late(worker: Worker, endpoint: Endpoint, remote: RemoteRegion) {
     ended(get.await.expect_err("ended"));
     ended(remote.fetch_add(0, 1_u64).await.expect_err("ended"));
     ended(endpoint.ready().await.expect_err("ended"));
+    ended(endpoint.fence().await.expect_err("ended"));
+    ended(worker.fence().await.expect_err("ended"));
+    ended(worker.flush().await.expect_err("ended"));
+    let signal = endpoint.signal(&remote, 1);
+    ended(signal.await.expect_err("ended"));
+    let short = endpoint.tag_send_copy(1, &[0; 8]);
+    ended(short.await.expect_err("ended"));
+    let receive = endpoint.tag_recv(1, vec![0; 8]);
+    ended(receive.await.expect_err("ended"));
+    let accepted = endpoint.accept_stream().await;
+    ended(accepted.map(drop).expect_err("ended"));
     ended(endpoint.stream().await.map(drop).expect_err("ended"));
     endpoint.close().await.expect("it is closed");
     let receive = worker.tag_recv(1, vec![0; 8]);
@@ -97,6 +110,12 @@ async fn late(worker: Worker, endpoint: Endpoint, remote: RemoteRegion) {
     let receive = receive.deadline(Duration::from_millis(1));
     ended(receive.await.expect_err("ended"));
     ended(worker.tag_matched(1).await.map(drop).expect_err("ended"));
+    ended(
+        worker
+            .copy(vec![0; 8], vec![0; 8])
+            .await
+            .expect_err("ended"),
+    );
     ended(worker.connect("127.0.0.1:1").await.expect_err("ended"));
     ended(
         worker
@@ -175,6 +194,8 @@ fn under_way(
     let (_silent, nobody) = silent.expect("bound");
     let listener = runtime.block_on(here.listen("127.0.0.1:0"));
     let listener = listener.expect("listens");
+    let streams = runtime.block_on(here.listen("127.0.0.1:0"));
+    let streams = StreamListener::new(streams.expect("listens"));
     let inbox = here.active_messages(9).open();
     let mut inbox = inbox.expect("opened");
     let made = runtime.block_on(async {
@@ -194,8 +215,12 @@ fn under_way(
             let sent = endpoint.tag_send(2, long()).deadline(day);
             let mut looks = std::pin::pin!(async {
                 let matched = here.tag_matched(3);
+                let own = endpoint.tag_recv(4, vec![0; 8]);
+                let accepts_stream = endpoint.accept_stream();
+                let (flush, flush_all) = (endpoint.flush(), here.flush());
                 tokio::join!(
                     async { tokio::join!(receive, posted, limited, matched, send, sent) },
+                    async { tokio::join!(own, accepts_stream, flush, flush_all, streams.accept()) },
                     async {
                         tokio::join!(
                             endpoint.closed(),
@@ -218,6 +243,7 @@ fn under_way(
             });
             let (
                 (receive, posted, limited, matched, send, sent),
+                (own, accepted, flush, flush_all, stream),
                 (closed, connects, accepts, message, counted, read),
             ) = ends.await;
             assert!(message.is_none(), "it comes from nobody");
@@ -229,6 +255,11 @@ fn under_way(
             ended(matched.map(drop).expect_err("ended"));
             ended(send.expect_err("ended"));
             ended(sent.expect_err("ended"));
+            ended(own.expect_err("ended"));
+            ended(accepted.map(drop).expect_err("ended"));
+            ended(flush.expect_err("ended"));
+            ended(flush_all.expect_err("ended"));
+            ended(stream.map(drop).expect_err("ended"));
             ended(closed);
             ended(connects.expect_err("ended"));
             ended(accepts.map(drop).expect_err("ended"));
@@ -295,6 +326,34 @@ fn outside_of_every_runtime() {
         let refused = here.connect("localhost:1").await.expect_err("nobody");
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
         here.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+/// What a worker that goes on can do from a runtime without timers and I/O, on its own thread and on another's.
+#[test]
+fn in_a_runtime_without_drivers() {
+    let (_runtime, [here, there], endpoint) = pair("shm,tcp", false);
+    let bare = tokio::runtime::Builder::new_current_thread();
+    let bare = { bare }.build().expect("a runtime");
+    bare.block_on(async move {
+        let moment = Duration::from_millis(1);
+        let receive = there.tag_recv(9, vec![0; 8]).deadline(moment);
+        let error = receive.await.expect_err("nothing comes").into_parts().0;
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        let listener = there.listen("127.0.0.1:0").await.expect("listens");
+        let address = listener.local_addr();
+        let (connected, accepted) = futures::join!(here.connect(address), async {
+            listener.accept().await.expect("a peer").accept().await
+        });
+        let (connected, _accepted) = (connected.expect("connected"), accepted.expect("accepted"));
+        connected.tag_send(Tag(5), "hello").await.expect("sent");
+        let mut sent = endpoint.tag_send(Tag(6), vec![0; 3 << 20]).post();
+        let sent = sent.as_mut().expect("room");
+        let mut bars = sent.progress().every(moment);
+        futures::StreamExt::next(&mut bars)
+            .await
+            .expect("it is under way");
+        here.shutdown(moment).await.expect_err("nobody receives it");
     });
 }
 
