@@ -242,6 +242,13 @@ impl Error {
         self
     }
 
+    /// The same as one of another kind, for who knows more of what it means.
+    #[cold]
+    pub(crate) fn of_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
     /// Says which operation failed.
     #[must_use]
     pub fn during(mut self, operation: Operation) -> Self {

@@ -148,8 +148,8 @@
 //!
 //! # What to see when it is slow
 //!
-//! [`Endpoint::transports`] says what is in use. A better path that failed its probe is never left silently: one `tracing` warning (target
-//! `wharf::wireup`) says what and why. [`Worker::metrics`] counts what was done, [`guide::tuning`] goes from symptoms to remedies.
+//! [`Endpoint::transports`] says what is in use. A better path that failed its probe is never left silently: one `tracing` warning for each reason, of
+//! a target below [`wharf`](guide::observing), says what, why, and what mends it. [`Worker::metrics`] counts what was done, [`guide::tuning`] goes from symptoms to remedies.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The documentation is that of the whole: what it links to goes with its feature.

@@ -39,7 +39,11 @@ pub(super) fn enable(text: &str) -> Result<bool, String> {
 /// A count, or `inf`. UCX's may be 0, which keeps what is in use.
 pub(super) fn count(word: &Word<'_>) -> Result<Option<usize>, String> {
     let count = limit(word, value::count)?;
-    Ok(count.map(|count| count.max(usize::from(word.is_ucx()))))
+    if word.is_ucx() && count == Some(0) {
+        word.leave_out("one is kept");
+        return Ok(Some(1));
+    }
+    Ok(count)
 }
 
 /// Bytes, or `inf`.

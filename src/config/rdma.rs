@@ -29,7 +29,7 @@ options! {
             "WHARF_IB_ON_DEMAND" by |word| value::yes_no(word.text);
         /// Where in a port's table the GID stands; `None`: chosen.
         gid_index: Option<u8> = |_| RcOptions::default().gid_index,
-            "WHARF_IB_GID_INDEX" or "UCX_IB_GID_INDEX" by |word| gid_index(word.text),
+            "WHARF_IB_GID_INDEX" or "UCX_IB_GID_INDEX" by gid_index,
             told by |index| index.map_or_else(|| "auto".to_owned(), |index| index.to_string());
         /// How long a packet may go unanswered; rounded up to a power of two times 4.096 µs, of which the device takes 1 to 31.
         timeout: Duration = |_| time_of(RcOptions::default().timeout),
@@ -162,10 +162,17 @@ fn sends(word: &Word<'_>) -> Result<usize, String> {
     }
 }
 
-fn gid_index(text: &str) -> Result<Option<u8>, String> {
-    match text.trim().eq_ignore_ascii_case("auto") {
-        true => Ok(None),
-        false => small(text, u8::MAX)
+/// UCX's may be any.
+fn gid_index(word: &Word<'_>) -> Result<Option<u8>, String> {
+    if word.text.trim().eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    match value::count(word.text) {
+        Ok(256..) if word.is_ucx() => {
+            word.leave_out("no port has so many: one is chosen");
+            Ok(None)
+        }
+        _ => small(word.text, u8::MAX)
             .map(Some)
             .map_err(|why| format!("{why}, or auto")),
     }
@@ -193,13 +200,18 @@ mod tests {
     fn values() {
         assert_eq!(mtu("1024"), Ok(Mtu::within(1024)));
         assert_eq!(mtu("default"), Ok(None));
-        assert_eq!(gid_index("auto"), Ok(None));
-        assert_eq!(gid_index("3"), Ok(Some(3)));
         let word = |name, text| Word {
             name,
             text,
             names: Names::NONE,
         };
+        let gid = |name, text| gid_index(&word(name, text));
+        for name in ["WHARF_IB_GID_INDEX", "UCX_IB_GID_INDEX"] {
+            assert_eq!(gid(name, "auto"), Ok(None));
+            assert_eq!(gid(name, "3"), Ok(Some(3)));
+            assert!(gid(name, "first").is_err());
+        }
+        assert_eq!(gid("UCX_IB_GID_INDEX", "256"), Ok(None));
         let own = |text| word("WHARF_RC_TX_QUEUE_LEN", text);
         let ucx = |text| word("UCX_RC_TX_QUEUE_LEN", text);
         assert_eq!(sends(&own("256")), Ok(256));
@@ -212,7 +224,7 @@ mod tests {
         for bad in ["", "8", "1000", "256K"] {
             assert!(mtu(bad).is_err(), "{bad}");
         }
-        assert!(retries(&own("8")).is_err() && gid_index("256").is_err());
+        assert!(retries(&own("8")).is_err() && gid("WHARF_IB_GID_INDEX", "256").is_err());
         assert!(sends(&own("2")).is_err() && sends(&ucx("few")).is_err());
         for bad in ["0", "3h", "200m"] {
             assert!(timeout(&own(bad)).is_err(), "{bad}");

@@ -116,7 +116,13 @@ impl TransportSet {
     /// As a variable has it. UCX's may leave none: what then is left, the context decides.
     pub(super) fn read(word: &Word<'_>) -> Result<Self, String> {
         match word.is_ucx() {
-            true => Self::parse_all(word.text, word.names.own),
+            true => {
+                let set = Self::parse_all(word.text, word.names.own)?;
+                if word.text.contains(":aux") {
+                    word.leave_out("no transport here needs another to connect");
+                }
+                Ok(set)
+            }
             false => Self::parse_some(word.text, word.names.own),
         }
     }

@@ -163,7 +163,12 @@ pub(super) fn keepalive(word: &Word<'_>) -> Result<Option<Duration>, String> {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     match word.is_ucx() {
         true if word.text.trim().eq_ignore_ascii_case("auto") => Ok(Some(Duration::from_secs(10))),
-        true => Ok(time_or_never(word.text)?.map(|time| time.min(YEAR))),
+        true => Ok(time_or_never(word.text)?.map(|time| {
+            if time > YEAR {
+                word.leave_out("a year here");
+            }
+            time.min(YEAR)
+        })),
         false => time_or_never(word.text),
     }
 }

@@ -159,7 +159,7 @@ impl Context {
             Err(error) if atomics => Err(no_device_atomics(Some(error))),
             Err(error) => {
                 let reason = format!("exposed, unregistered: {:?}", error.kind());
-                trace::slower!(reason, target: "wharf::memory", %error, "exposed memory of {} bytes is not in reach of network devices: it is reached by messages", region.len());
+                trace::slower!(reason, target: "wharf::memory", %error, remedy = registry::REFUSED_MEMORY, "exposed memory of {} bytes is not in reach of network devices: it is reached by messages", region.len());
                 Ok(region)
             }
             Ok(()) => Ok(region),

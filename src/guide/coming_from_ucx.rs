@@ -104,12 +104,13 @@
 //! | `UCX_TLS` | transports that wharf has not (`rc_mlx5`, `ud`, `dc`, `rocm_gdr`, `ze`, `ugni_smsg`, …), or whose feature was left out of the build, are left out, and so is what is for connecting alone (`ud:aux`). Where none is left that works here, a worker reaches itself |
 //! | `UCX_NET_DEVICES` | a card or an interface that is missing is left out, and no other is taken for it |
 //! | `UCX_RNDV_SCHEME` | `get_ppln`, `put_ppln`, `rkey_ptr`: as `auto` |
-//! | `UCX_RNDV_THRESH`, `UCX_MEM_EVENTS`, `UCX_RCACHE_ENABLE`, `UCX_IB_GID_INDEX`, `UCX_IB_PCI_RELAXED_ORDERING`, `UCX_RC_PATH_MTU` | |
-//! | `UCX_KEEPALIVE_INTERVAL` | `auto`: ten seconds; more than a year: a year |
-//! | `UCX_RCACHE_MAX_REGIONS`, `UCX_RCACHE_MAX_SIZE`, `UCX_RCACHE_MAX_UNRELEASED` | no region: one; `auto`: wharf's default |
+//! | `UCX_RNDV_THRESH`, `UCX_MEM_EVENTS`, `UCX_RCACHE_ENABLE`, `UCX_IB_PCI_RELAXED_ORDERING`, `UCX_RC_PATH_MTU` | |
+//! | `UCX_IB_GID_INDEX` | more than 255: as `auto` |
+//! | `UCX_KEEPALIVE_INTERVAL` | more than a year: a year |
+//! | `UCX_RCACHE_MAX_REGIONS`, `UCX_RCACHE_MAX_SIZE`, `UCX_RCACHE_MAX_UNRELEASED` | no region: one |
 //! | `UCX_RC_TX_QUEUE_LEN`, `UCX_RC_RETRY_COUNT`, `UCX_RC_TIMEOUT` | the nearest that `rc_verbs` takes: 32 to 1024, 7 at the most, 4.096 µs to 2.4 h |
 //!
-//! What is left out, or taken otherwise, is told by a warning, once in a process; it never fails a context. The same in a `WHARF_` variable, or given to the
+//! `auto` is wharf's own choice, or its default: ten seconds between keepalives. What is left out, or taken otherwise, is told by a warning, once in a process; it never fails a context. The same in a `WHARF_` variable, or given to the
 //! builder, is an error, and so is what UCX would not take either.
 //!
 //! `ucx_info` is `wharf info`, `ucx_perftest` is `wharf perf`, under the same names of tests.

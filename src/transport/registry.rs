@@ -82,7 +82,7 @@ pub(crate) fn missing_feature(name: &str) -> Option<&'static str> {
 const REMEDIES: [(&str, &str); 7] = [
     (
         "shm",
-        "allow memfd_create and timerfd_create, and let processes share their host's network namespace and one user; WHARF_TLS=^shm does without it",
+        "allow memfd_create and timerfd_create; WHARF_TLS=^shm does without it",
     ),
     (
         "cma",
@@ -123,6 +123,19 @@ pub(crate) fn remedy(name: &str) -> Option<&'static str> {
     remedies
         .find(|(of, _)| *of == name)
         .map(|(_, remedy)| *remedy)
+}
+
+/// What to do where network devices refuse memory.
+pub(crate) const REFUSED_MEMORY: &str = "raise the limit on locked memory (ulimit -l, LimitMEMLOCK=), or take what the devices can have: memory of Context::allocate, or of a device that exports it";
+
+/// What to do where both ends have this one and it does not come about between them.
+pub(crate) fn remedy_between(name: &str) -> Option<&'static str> {
+    match name {
+        "shm" => Some(
+            "let both processes run as one user, and in their host's network namespace; WHARF_TLS=^shm does without it",
+        ),
+        _ => remedy(name),
+    }
 }
 
 /// What the kernel takes for the time between keepalive probes, in seconds.

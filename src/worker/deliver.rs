@@ -777,7 +777,7 @@ impl Sink for Core {
         match mapped {
             Ok(Some(mapping)) => self.movers.ctx.map_segment(from, segment, mapping),
             Ok(None) => {
-                trace::slower!("a segment of a peer is too long", target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
+                trace::slower!("a segment of a peer is too long", target: "wharf::memory", length, remedy = "allocate in pieces of up to 256 GiB", "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
             }
             // It is no segment of ours: no honest peer sends it.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
@@ -787,7 +787,9 @@ impl Sink for Core {
                 self.movers.ctx.failures.push((from, error));
             }
             Err(error) => {
-                trace::slower!(format!("a segment of a peer: {error}"), target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
+                let remedy =
+                    "raise what limits this process's mappings (vm.max_map_count, ulimit -v)";
+                trace::slower!(format!("a segment of a peer: {error}"), target: "wharf::memory", %error, remedy, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
             }
         }
     }

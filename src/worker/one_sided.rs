@@ -27,7 +27,7 @@ use crate::{
     memory::{Buffer, LocalMemory},
     protocol::control::{self, Rts},
     trace,
-    transport::{self, DeviceRegistrar, Link, LocalKeys, OneSidedAttributes},
+    transport::{self, DeviceRegistrar, Link, LocalKeys, OneSidedAttributes, registry},
     types::{Access, DeviceKey},
     worker::{rma::Target, violation::violation},
 };
@@ -227,7 +227,7 @@ impl Offer {
 /// Logs why memory is not in reach of devices.
 pub(in crate::worker) fn told(error: Error) -> Error {
     let reason = format!("unregistered: {:?}", error.kind());
-    trace::slower!(reason, target: "wharf::memory", %error, "memory cannot be registered with network devices; it travels in messages");
+    trace::slower!(reason, target: "wharf::memory", %error, remedy = registry::REFUSED_MEMORY, "memory cannot be registered with network devices; it travels in messages");
     error
 }
 

@@ -89,12 +89,8 @@ fn what_answers_is_no_wharf() {
         ] {
             let address = stranger(answer);
             let error = worker.connect(address).await.expect_err("no wharf");
-            let kind = match answer[0] {
-                3 => ErrorKind::Malformed,
-                _ => ErrorKind::Protocol,
-            };
             let text = format!("connect to {address}: what answers there is no wharf listener: *");
-            expect(&error, kind, &text);
+            expect(&error, ErrorKind::Protocol, &text);
         }
     });
 }
@@ -132,7 +128,7 @@ fn no_transport_in_common() {
         let address = listener.local_addr();
         let error = here.connect(address).await.expect_err("none in common");
         let text = format!(
-            "connect to {address}: no transport in common: the listener has self, tcp; who dials has self, shm*"
+            "connect to {address}: no transport in common: the listener has self, tcp; who dials has self, shm, cma; self: it leads to a worker itself*"
         );
         expect(&error, ErrorKind::Unreachable, &text);
         // What both have, and why it cannot be.
@@ -146,6 +142,26 @@ fn no_transport_in_common() {
         );
         expect(&error, ErrorKind::Unreachable, &text);
         drop(listener);
+    });
+}
+
+/// Over its Unix socket, which errors name where no address is.
+#[test]
+fn a_worker_that_is_gone() {
+    on_a_runtime(async {
+        let gone = std::thread::spawn(|| {
+            on_a_runtime(async {
+                let there = worker("shm");
+                (there.address().expect("an address"), there.id())
+            })
+        });
+        let (address, id) = gone.join().expect("no panic");
+        let here = worker("shm");
+        let error = here.connect(&address).await.expect_err("it is gone");
+        let text = format!(
+            "connect to worker {id}: the worker's Unix socket (another network namespace, or the peer is gone): Connection refused (os error 111)"
+        );
+        expect(&error, ErrorKind::ConnectionRefused, &text);
     });
 }
 

@@ -102,6 +102,48 @@ fn without_process_vm() {
     expect_warnings(&logs.warnings(), &[&parts]);
 }
 
+/// What is legal in UCX's variables, and is not here: each is told once, and fails nothing.
+#[test]
+fn what_has_another_effect_in_variables_of_ucx() {
+    const TOLD: [(&str, &str, &str); 9] = [
+        (
+            "UCX_TLS",
+            "self,tcp,shm:aux",
+            "no transport here needs another",
+        ),
+        ("UCX_RNDV_SCHEME", "rkey_ptr", "auto"),
+        ("UCX_NET_DEVICES", "lo,mlx5_99:1", "mlx5_99:1"),
+        ("UCX_IB_GID_INDEX", "300", "one is chosen"),
+        ("UCX_KEEPALIVE_INTERVAL", "999999m", "a year here"),
+        ("UCX_RCACHE_MAX_REGIONS", "0", "one is kept"),
+        ("UCX_RC_TX_QUEUE_LEN", "4096", "32 to 1024"),
+        ("UCX_RC_RETRY_COUNT", "9", "7"),
+        ("UCX_RC_TIMEOUT", "0", "a device takes"),
+    ];
+    if !is_alone() {
+        for scheme in ["get_ppln", "put_ppln", "rkey_ptr"] {
+            let mut test = again(this_test!());
+            test.envs(TOLD.map(|(name, value, _)| (name, value)));
+            passes(test.env("UCX_RNDV_SCHEME", scheme));
+        }
+        return;
+    }
+    let scheme = std::env::var("UCX_RNDV_SCHEME").expect("set");
+    let logs = Logs::of_process();
+    for _ in 0..TIMES {
+        Context::builder().build().expect("a context");
+    }
+    let told = TOLD.map(|(name, value, part)| match name {
+        "UCX_RNDV_SCHEME" => [format!("{name}={scheme}"), part.to_owned()],
+        _ => [format!("{name}={value}"), part.to_owned()],
+    });
+    let told = told
+        .each_ref()
+        .map(|parts| parts.each_ref().map(|part| &**part));
+    let told: Vec<&[&str]> = told.iter().map(|parts| &parts[..]).collect();
+    expect_warnings(&logs.warnings(), &told);
+}
+
 /// Turned off by the program: nothing is said of it.
 #[test]
 fn what_is_turned_off_is_not_missed() {
@@ -181,7 +223,7 @@ fn peers_of_another_user() {
     let parts = [
         "shared memory cannot be used: falling back to tcp",
         "the peer runs as user 0",
-        "remedy=\"allow memfd_create",
+        "remedy=\"let both processes run as one user",
     ];
     expect_warnings(&warnings, &[&parts]);
     child.finish();

@@ -129,6 +129,7 @@ fn auto() -> Arc<dyn MemoryMonitor> {
         }
         tracing::warn!(
             target: "wharf::memory",
+            remedy = "allow userfaultfd (vm.unprivileged_userfaultfd=1, or /dev/userfaultfd for this user), build wharf with its feature `mem-hooks`, or allocate by `TrackedAlloc`",
             "no memory events can be had, so only registrations of wharf's own memory are kept; {}",
             reasons(&refused)
         );

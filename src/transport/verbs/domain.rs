@@ -47,6 +47,7 @@ use crate::{
         blocking::blocking,
         topology::{self, Distance},
     },
+    trace,
     transport::{DeviceKey, DeviceRegistrar, Exposure, LocalKeys, Registering},
     types::{Access, MemoryType},
     util::lock::Mutex,
@@ -173,7 +174,7 @@ impl Domain {
             if options.on_demand && open.attributes.on_demand.supported {
                 always |= verbs::Access::ON_DEMAND;
             } else if options.on_demand {
-                tracing::warn!(target: "wharf::verbs", "{:?} offers no on-demand paging: memory is pinned", open.domain);
+                trace::slower!(format!("no paging: {:?}", open.domain), target: "wharf::verbs", remedy = "WHARF_IB_ON_DEMAND=n asks for none", "{:?} offers no on-demand paging: memory is pinned", open.domain);
             }
             let pins = |remote| Pins {
                 device: Arc::clone(open),

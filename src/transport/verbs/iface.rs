@@ -33,6 +33,7 @@ use crate::{
     driver::verbs::{Completion, Status},
     error::{Error, ErrorKind, Result},
     sys::{fd_passing, timerfd::TimerFd},
+    trace,
     transport::{Connected, Interface, Link, Registry, Sink},
     types::LinkId,
 };
@@ -536,7 +537,7 @@ impl RcInterface {
             return;
         };
         if completion.status() != Status::WR_FLUSH_ERR {
-            tracing::warn!(target: "wharf::verbs", transport = NAME, %error, "a rail for one-sided operations has failed: what went over it goes in messages");
+            trace::slower!(format!("a one-sided rail: {:?}", error.kind()), target: "wharf::verbs", transport = NAME, %error, remedy = RAIL, "a rail for one-sided operations has failed: what went over it goes in messages");
         }
         for token in entry.connection.rail_failed(rail, completion.id()) {
             let error = entry.connection.named(error.clone());
@@ -620,7 +621,7 @@ impl RcInterface {
     fn over(&mut self, key: usize, error: Error) {
         // Of this device nothing else is told to who asks for a peer.
         let error = match error.kind() {
-            ErrorKind::DeviceLost => Error::new(ErrorKind::Unreachable, error.to_string()),
+            ErrorKind::DeviceLost => error.of_kind(ErrorKind::Unreachable),
             _ => error,
         };
         if let Some(entry) = self.connections.get_mut(key)
@@ -742,7 +743,7 @@ impl RcInterface {
         if !entry.connection.fail_rail(rail, lost) {
             return false;
         }
-        tracing::warn!(target: "wharf::verbs", %error, "a rail has failed; messages go over another");
+        trace::slower!(format!("a rail: {:?}", error.kind()), target: "wharf::verbs", %error, remedy = RAIL, "a rail has failed; messages go over another");
         if lost {
             self.abandoned.push((key, rail));
         }
@@ -1061,6 +1062,10 @@ fn failure(connection: &Connection, index: usize) -> Option<Error> {
     let text = format!("{}: queue pair {number:#x}: {kind}", device.name());
     Some(Error::new(ErrorKind::ConnectionReset, text))
 }
+
+/// What mends that a rail has failed: new connections have all of them.
+const RAIL: &str =
+    "look after the device and its network; connections that are made anew have all rails";
 
 /// What a peer on this host does that passes some.
 const DESCRIPTORS: &str = "file descriptors came on the control socket, where none belong";

@@ -20,6 +20,7 @@ use crate::{
         SharedReceiveQueue,
     },
     error::{Error, ErrorKind, Result},
+    trace,
     util::lock::Mutex,
 };
 
@@ -98,7 +99,7 @@ impl Queues {
             }
         };
         if count < most {
-            tracing::warn!(target: "wharf::verbs", device = device.name(), "{count} receives instead of {most}: too little memory may be locked (ulimit -l)");
+            trace::slower!(format!("few receives: {}", device.name()), target: "wharf::verbs", device = device.name(), "{count} receives instead of {most}: too little memory may be locked (ulimit -l)");
         }
         let entries = device.attributes.max_completions.min(COMPLETIONS);
         if count < SPARE + WINDOWS.0 + CREDIT_MESSAGES || entries < count + sends {

@@ -243,7 +243,12 @@ async fn dial(
     let tcp = shared.reaches(Reach::Network);
     let mut last = None;
     if let Some(name) = unix {
-        match dial_unix(shared, name, None, met, "the worker's Unix socket").await {
+        let named = |error: Error| match met {
+            Some(met) => error.with_peer(format_args!("worker {}", met.worker())),
+            None => error,
+        };
+        let dialled = dial_unix(shared, name, None, met, "the worker's Unix socket").await;
+        match dialled.map_err(named) {
             Err(error) if final_verdict(&error) => return Err(error),
             Err(error) => {
                 if tcp && !sockets.is_empty() {
@@ -298,7 +303,7 @@ fn no_address() -> Error {
 
 /// A peer on this host is reached over the network.
 fn falls_back(error: &Error, peer: &str) {
-    let remedy = registry::remedy("shm");
+    let remedy = registry::remedy_between("shm");
     trace::slower!(format!("tcp for shm: {:?}", error.kind()), target: "wharf::wireup", peer, %error, remedy, "shared memory cannot be used: falling back to tcp");
 }
 
@@ -421,7 +426,7 @@ async fn dial_unix(
     let open = async || {
         let stream = abstract_socket::connect(name).await.map_err(|error| {
             Error::io(
-                "the peer's Unix socket (another network namespace, or the peer is gone)",
+                "the worker's Unix socket (another network namespace, or the peer is gone)",
                 error,
             )
         })?;

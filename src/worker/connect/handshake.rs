@@ -161,6 +161,7 @@ async fn say(channel: &mut Channel, message: &[u8]) -> Result<()> {
 fn no_wharf(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Malformed => {
+            let error = error.of_kind(ErrorKind::Protocol);
             error.saying("what answers there is no wharf listener")
         }
         _ => error,

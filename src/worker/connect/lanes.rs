@@ -48,7 +48,11 @@ pub(super) fn lanes<'a>(
             None => transport.reach != Reach::Worker,
             Some(best) => best.reach == Reach::Network && transport.reach == Reach::Network,
         };
-        if may && offered.iter().any(|offered| offered == transport.name) {
+        let is_common = offered.iter().any(|offered| offered == transport.name);
+        if is_common && transport.reach == Reach::Worker {
+            why += &format!("; {}: it leads to a worker itself", transport.name);
+        }
+        if may && is_common {
             match transport.connector.can_use(channel, info) {
                 Ok(()) => lanes.push(transport),
                 Err(error) => why += &format!("; {}: {error}", transport.name),
@@ -203,7 +207,7 @@ pub(super) fn told(
 ) -> Option<CmaPeer> {
     settled
         .inspect_err(|reason| {
-            let remedy = registry::remedy(cma::NAME);
+            let remedy = registry::remedy_between(cma::NAME);
             trace::slower!(format!("no cma: {reason}"), target: "wharf::wireup", peer = %info.name, %reason, remedy, "cma cannot be used: long messages are copied twice through shared memory");
         })
         .ok()

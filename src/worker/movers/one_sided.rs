@@ -11,6 +11,7 @@ use crate::{
     config::RendezvousScheme,
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Announcement, Rtr},
+    trace,
     transport::{
         self, DeviceRegistrar, LocalKeys, LocalRange, Registering, RemoteRange, SendError, Zcopy,
     },
@@ -795,7 +796,7 @@ impl Movers {
                 self.moves_over(key);
             }
             Err(error) => {
-                tracing::warn!(target: "wharf::memory", %error, "memory of a device may not see what was written into it; it goes by messages");
+                trace::slower!(format!("unsettled: {:?}", error.kind()), target: "wharf::memory", %error, remedy = "WHARF_RNDV_SCHEME=am has all of it go by messages", "memory of a device may not see what was written into it; it goes by messages");
                 let (from, length) = ((moves.tell, moves.target), moves.length);
                 self.by_messages(link, key, from, length);
             }

@@ -91,6 +91,7 @@ impl Ctx {
         trace::slower!(
             format!("unrouted: {:?}", error.kind()),
             target: "wharf::worker", peer = peer.info.name, %error,
+            remedy = "let both processes see both devices, as one user and in one process namespace; take memory of an allocator that exports it",
             "device memory of this peer cannot be opened: it is copied through host memory from now on"
         );
         peer.odd
