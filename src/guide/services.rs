@@ -11,7 +11,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! wharf = { version = "0.1", features = ["tonic"] }     # or "axum", "hyper"
+//! wharf = { path = "../wharf", features = ["tonic"] }   # or "axum", "hyper"
 //! ```
 //!
 //! # axum

@@ -7,7 +7,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! wharf = { version = "0.1", features = ["tls"] }
+//! wharf = { path = "../wharf", features = ["tls"] }
 //! rustls-graviola = "0.4"     # cryptography in Rust and assembler, no C compiler; x86-64 with AVX2, or AArch64
 //! ```
 //!
