@@ -546,10 +546,10 @@ impl Known<'_> {
     fn word(&self, asked: &Asked, found: &mut Explanation) {
         let is_atomic = asked.operation == Operation::Atomic;
         match &self.devices {
-            _ if !is_atomic => {}
             _ if self.direct.is_some() => {
                 found.add(one_copy(Mover::Mapped, Party::Source, Some(When::Shared)));
             }
+            _ if !is_atomic => {}
             Some(ways) => match (&ways.no_atomics, &ways.rails) {
                 (None, Ok(_)) => {
                     let when = Some(When::Registered);

@@ -354,6 +354,44 @@ scenarios! {
         accelerator.check();
     }
 
+    /// Atomic operations on words, and signals to counters, which are always of wharf's memory.
+    async fn words(way: Way) {
+        let pair = way.pair().await;
+        let host = MemoryType::Host;
+        let counter = pair.there.worker.counter().await.expect("a counter");
+        let mut of_words = vec![(Operation::Signal, true, counter.descriptor().expect("its"), None)];
+        for kind in [Kind::Own, Kind::Shared] {
+            let memory = kind.at(&pair.there, &[0; 8]).await;
+            let region = pair.there.context.expose(memory, BOTH).await.expect("exposed");
+            let descriptor = region.descriptor().expect("a descriptor");
+            of_words.push((Operation::Atomic, kind == Kind::Shared, descriptor, Some(region)));
+        }
+        for (operation, is_shared, descriptor, _region) in &of_words {
+            let here = &pair.here.endpoint;
+            let remote = here.import(descriptor).expect("the peer's");
+            for round in 0.. {
+                let explained = here.explain(*operation, host, host, 8);
+                let peer = (way != Way::Own).then_some(&pair.there.worker);
+                let before = Before::of(&pair.here.worker, peer).await;
+                match operation {
+                    Operation::Signal => here.signal(&remote, 1).await.expect("raised"),
+                    _ => drop(remote.fetch_add(0, 1_u64).await.expect("added")),
+                }
+                let moved = before.end().await;
+                let plan = taken(&explained, |when| *is_shared && when == When::Shared);
+                if plan.mover == Mover::Mapped && moved.is_told() && round < PATIENCE {
+                    // The peer's memory comes over a socket.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    continue;
+                }
+                moved.check_word(&plan, format_args!("{operation} {is_shared} over {way:?}\n{explained}"));
+                if round >= BEFORE {
+                    break;
+                }
+            }
+        }
+    }
+
     /// A choice of the user's is one that is explained.
     async fn chosen_by_the_user(way: Way) {
         for threshold in [100, usize::MAX] {

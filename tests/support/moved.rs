@@ -110,6 +110,22 @@ pub(crate) fn taken(explained: &Explanation, holds: impl Fn(When) -> bool) -> Pl
 }
 
 impl Moved {
+    /// That a word was changed as the plan has it. What is changed in mapped memory is no message, and is counted nowhere.
+    #[track_caller]
+    pub(crate) fn check_word(&self, plan: &Plan, what: impl std::fmt::Display) {
+        let told = self.is_told();
+        assert_eq!(
+            told,
+            plan.mover == Mover::Messages,
+            "{what}: {plan:?}, {self:?}"
+        );
+    }
+
+    /// Whether there was a message.
+    pub(crate) fn is_told(&self) -> bool {
+        self.source.messages > 0
+    }
+
     /// That `length` bytes went as the plan has it, and no other way; `out`, `into`: whether devices have the memory at the ends.
     #[track_caller]
     pub(crate) fn check(
