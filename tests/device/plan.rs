@@ -333,7 +333,9 @@ scenarios! {
             (Kind::Shared, device),
             (device, Kind::Own),
             (device, Kind::Shared),
+            (device, device),
             (device, Kind::Of(OTHER)),
+            (device, Kind::Of(MemoryType::HostPinned)),
             (Kind::Of(MemoryType::HostPinned), device),
         ];
         let lengths = [8, 9000, FRAGMENT + 1, 300_000, (1 << 20) + 5];
