@@ -446,6 +446,15 @@ pub(crate) const CASES: &[Case] = &[
         &[Peer::Ucx(UCX_SHM), LINE],
     ),
     shm(
+        "signal_latency",
+        "hot",
+        Verb::SignalLatency,
+        8,
+        Unit::Nanoseconds,
+        "busy",
+        &[LINE],
+    ),
+    shm(
         "put_signal",
         "parked",
         Verb::Signal,

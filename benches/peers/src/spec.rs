@@ -35,6 +35,8 @@ pub(crate) enum Verb {
     Get,
     /// Atomic fetch-add, one at a time, whole operation.
     FetchAdd,
+    /// A signal there and one back, each to a counter that somebody waits for; half a round trip.
+    SignalLatency,
     /// A put with a signal to a target that has slept for [`Spec::gap`].
     Signal,
     /// One message to a receiver that has slept for [`Spec::gap`].
@@ -55,7 +57,7 @@ pub(crate) enum Verb {
     Many,
 }
 
-const VERBS: [(Verb, &str); 23] = [
+const VERBS: [(Verb, &str); 24] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
@@ -70,6 +72,7 @@ const VERBS: [(Verb, &str); 23] = [
     (Verb::PutLatency, "put_latency"),
     (Verb::Get, "get"),
     (Verb::FetchAdd, "fetch_add"),
+    (Verb::SignalLatency, "signal_latency"),
     (Verb::Signal, "signal"),
     (Verb::Parked, "parked"),
     (Verb::Idle, "idle"),

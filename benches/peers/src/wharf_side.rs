@@ -188,6 +188,7 @@ impl Side {
             (Verb::Get, Role::A) => self.get(&endpoint).await,
             (Verb::FetchAdd, Role::A) => self.fetch_add(&endpoint).await,
             (Verb::Put | Verb::Get | Verb::FetchAdd, Role::B) => self.lend(&endpoint).await,
+            (Verb::SignalLatency, _) => self.signal_ping(&endpoint).await,
             (Verb::Signal, Role::A) => self.raise(&endpoint).await,
             (Verb::Signal, Role::B) => self.wait(&endpoint).await,
             (Verb::Parked, Role::A) => self.wake(&endpoint).await,
@@ -553,6 +554,33 @@ impl Side {
         }
         self.finish(endpoint).await?;
         Ok(laps.median())
+    }
+
+    /// Each end raises the other's counter and waits for its own.
+    async fn signal_ping(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        const END: u64 = 1 << 60;
+        let counter = self.worker.counter().await?;
+        let bytes = counter.descriptor()?.to_bytes();
+        endpoint.tag_send(DESCRIPTOR, bytes).await?;
+        let remote = self.borrow(endpoint).await?;
+        let mut number = 0;
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                number += 1;
+                if self.role == Role::B && counter.wait(number).await? >= END {
+                    return Ok(0.0);
+                }
+                endpoint.signal(&remote, 1).await?;
+                if self.role == Role::A {
+                    counter.wait(number).await?;
+                }
+            }
+            if self.role == Role::A && !laps.lap() {
+                endpoint.signal(&remote, END).await?;
+                return Ok(laps.median() / 2.0);
+            }
+        }
     }
 
     /// Puts stamps, each with a signal, and is awake all the time.
