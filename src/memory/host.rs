@@ -503,10 +503,7 @@ mod tests {
         let mut buffer = HostBufferMut::allocate_huge(5000).expect("allocate");
         assert_eq!(buffer.len(), 5000);
         buffer.fill(1);
-        match buffer.page_size() {
-            HUGE_PAGE => assert_eq!(buffer.address() as usize % HUGE_PAGE, 0),
-            _ => eprintln!("huge pages are not tested: the system keeps none ready"),
-        }
+        assert_eq!(buffer.address() as usize % buffer.page_size(), 0);
         let (segment, _) = buffer.segment().expect("segment");
         let fd = segment.fd().expect("a memfd");
         Mapping::of_received(fd, segment.mapping().len()).expect("a peer's mapping");
@@ -521,10 +518,8 @@ mod tests {
     #[test]
     fn locked_pages() {
         let buffer = HostBufferMut::allocate(10_000).expect("allocate");
-        match buffer.lock() {
-            Ok(()) => buffer.lock().expect("twice is once"),
-            Err(error) => eprintln!("locking is not tested: {error}"),
-        }
+        buffer.lock().expect("three pages that are locked");
+        buffer.lock().expect("twice is once");
         HostBufferMut::default().lock().expect("nothing to lock");
     }
 

@@ -92,6 +92,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
     fn reads_and_writes_this_process() {
         let me = std::process::id();
         let source = *b"across the fence";
@@ -99,9 +100,6 @@ mod tests {
         let remote = source.as_ptr() as u64;
         // SAFETY: `target` has 16 bytes and is not otherwise in use.
         let result = unsafe { copy(me, remote, target.as_mut_ptr(), 16, true) };
-        if is_denied(&result) {
-            return;
-        }
         assert_eq!((result.expect("read"), target), (16, source));
         let mut far = [0_u8; 16];
         // SAFETY: `target` has 16 bytes; `far` is this function's and not otherwise in use.
@@ -110,6 +108,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
     fn stops_at_the_end_of_the_mapping() {
         let me = std::process::id();
         let mapping = Memfd::create(c"wharf-test", 1 << 16)
@@ -132,21 +131,16 @@ mod tests {
                 true,
             )
         };
-        if is_denied(&result) {
-            return;
-        }
         assert_eq!(result.expect("part"), (1 << 16) - 4096);
     }
 
     #[test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
     fn errors_say_what() {
         let mut target = [0_u8; 8];
         let local = target.as_mut_ptr();
         // SAFETY: `target` has 8 bytes.
         let result = unsafe { copy(std::process::id(), 8, local, 8, true) };
-        if is_denied(&result) {
-            return;
-        }
         assert_eq!(errno(result), Some(libc::EFAULT));
         // SAFETY: as before.
         let result = unsafe { copy(i32::MAX as u32, 4096, local, 8, true) };
@@ -157,6 +151,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
     fn reads_another_process_until_it_ends() {
         let mut child = Command::new("cat")
             .stdin(Stdio::piped())
@@ -180,20 +175,9 @@ mod tests {
         let alive = unsafe { copy(child.id(), start, magic.as_mut_ptr(), 4, true) };
         child.kill().expect("kill");
         child.wait().expect("wait");
-        if is_denied(&alive) {
-            return;
-        }
         assert_eq!((alive.expect("read"), &magic), (4, b"\x7fELF"));
         // SAFETY: as before.
         let ended = unsafe { copy(child.id(), start, magic.as_mut_ptr(), 4, true) };
         assert_eq!(errno(ended), Some(libc::ESRCH));
-    }
-
-    fn is_denied(result: &io::Result<usize>) -> bool {
-        let denied = matches!(result, Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)));
-        if denied {
-            eprintln!("skipped: process_vm_readv is not permitted here: {result:?}");
-        }
-        denied
     }
 }

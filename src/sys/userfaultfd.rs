@@ -317,11 +317,9 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs userfaultfd: a container may refuse it"]
     fn bad_ranges_and_features_are_errors() {
-        let Ok(features) = Userfaultfd::probe() else {
-            eprintln!("no userfaultfd here: not run");
-            return;
-        };
+        let features = Userfaultfd::probe().expect("userfaultfd");
         let uffd = Userfaultfd::open(features & Features::EVENT_UNMAP).expect("as probed");
         assert!(uffd.register(0, 4096).is_err(), "nothing is mapped there");
         assert!(uffd.register(1, 4096).is_err(), "not a page");

@@ -194,20 +194,6 @@ scenarios! { between workers:
         }
     }
 
-    async fn ipv6(way: Way) {
-        if std::net::TcpListener::bind("[::1]:0").is_err() {
-            eprintln!("skipped: no IPv6 on this machine");
-            return;
-        }
-        let context = way.context();
-        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let listener = there.listen("[::1]:0").await.expect("a listener");
-        assert!(listener.local_addr().is_ipv6());
-        let address = listener.local_addr().to_string();
-        let (dialled, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
-        works(&pair_of(&context, (here, dialled.expect("connected")), (there, accepted.expect("accepted")))).await;
-    }
-
     /// Nobody there, nobody who speaks the protocol, nobody who speaks at all.
     async fn nobody(way: Way) {
         let here = Worker::new(&way.builder().connect_timeout(Duration::from_millis(200)).build().expect("a context")).expect("a worker");
@@ -428,5 +414,33 @@ scenarios! { between workers:
         works(&pair).await;
         pair.here.endpoint.close().await.expect("closed");
         pair.there.endpoint.closed().await;
+    }
+}
+
+/// Between workers, on each carrier.
+#[test]
+#[ignore = "needs IPv6 on the loopback device"]
+fn ipv6() {
+    const WAYS: [Way; 4] = [Way::Shm, Way::ShmWithoutCma, Way::Tcp, Way::RcVerbs];
+    for way in WAYS {
+        run(async {
+            let context = way.context();
+            let (here, there) = (
+                Worker::new(&context).expect("a worker"),
+                Worker::new(&context).expect("a worker"),
+            );
+            let listener = there.listen("[::1]:0").await.expect("a listener");
+            assert!(listener.local_addr().is_ipv6());
+            let address = listener.local_addr().to_string();
+            let (dialled, accepted) = tokio::join!(here.connect(address), async {
+                listener.accept().await.expect("a request").await
+            });
+            works(&pair_of(
+                &context,
+                (here, dialled.expect("connected")),
+                (there, accepted.expect("accepted")),
+            ))
+            .await;
+        });
     }
 }

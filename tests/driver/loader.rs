@@ -214,7 +214,10 @@ fn without_a_driver_nothing_is_loaded() {
         return;
     }
     match Cuda::load(None) {
-        Ok(cuda) => eprintln!("this machine has {cuda:?}"),
+        Ok(cuda) => assert!(
+            Path::new("/dev/nvidiactl").exists(),
+            "{cuda:?} is no driver"
+        ),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             let text = error.to_string();

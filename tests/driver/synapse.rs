@@ -198,19 +198,10 @@ fn the_variable_names_the_library() {
 }
 
 #[test]
+#[ignore = "needs a machine without a Gaudi"]
 fn without_a_device_file_nothing_is_loaded_or_initialised() {
     if !is_child() {
         return child_with(this_test!(), &[]);
-    }
-    let nodes = |folder: &str, begin: &str| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries
-            .into_iter()
-            .any(|entry| entry.file_name().to_string_lossy().starts_with(begin))
-    };
-    if nodes("/dev/accel", "accel_controlD") || nodes("/dev", "hl_controlD") {
-        eprintln!("not tested: this machine has a Gaudi");
-        return;
     }
     assert!(Synapse::resident(None).is_none());
     let error = Synapse::load(None).expect_err("there is none");

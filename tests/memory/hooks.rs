@@ -37,19 +37,16 @@ use crate::{
 const PAGE: usize = 4096;
 const EVERYTHING: u64 = 1 << 40;
 
-/// Runs `body` in a process of its own, and returns whether it ran. `Err` says why it cannot run here.
-fn alone(test: &str, body: fn() -> Result<(), String>) -> bool {
-    alone_with(test, &[], body)
+/// Runs `body` in a process of its own.
+fn alone(test: &str, body: fn()) {
+    alone_with(test, &[], body);
 }
 
 /// The same, with variables.
-fn alone_with(test: &str, variables: &[(&str, &str)], body: fn() -> Result<(), String>) -> bool {
+fn alone_with(test: &str, variables: &[(&str, &str)], body: fn()) {
     if let Some(parent) = child("alone") {
-        match body() {
-            Ok(()) => parent.say("done"),
-            Err(why) => parent.say(format_args!("not run: {why}")),
-        }
-        return false;
+        body();
+        return parent.say("done");
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -57,24 +54,12 @@ fn alone_with(test: &str, variables: &[(&str, &str)], body: fn() -> Result<(), S
     let mut process = Child::start(test, "alone", variables);
     let line = runtime.block_on(process.hear());
     process.finish();
-    if line != "done" {
-        assert!(line.starts_with("not run: "), "{line}");
-        println!("{line}");
-        return false;
-    }
-    true
+    assert_eq!(line, "done");
 }
 
-fn install() -> Result<(), String> {
+fn install() {
     // SAFETY: nothing else changes code in the processes of these tests.
-    let result = unsafe { install_hooks() };
-    if cfg!(feature = "mem-hooks") && cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
-        result.expect("glibc that can be patched");
-        return Ok(());
-    }
-    let error = result.expect_err("not built in");
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    Err(error.to_string())
+    unsafe { install_hooks() }.expect("glibc that can be patched");
 }
 
 /// Counts events that touch one range.
@@ -179,10 +164,7 @@ fn hammer(stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-fn patch_under_load() -> Result<(), String> {
-    if !cfg!(feature = "mem-hooks") {
-        return install();
-    }
+fn patch_under_load() {
     for run in 0..BATCH {
         // SAFETY: the child is this process as it is; it ends by `_exit`.
         let process = unsafe { libc::fork() };
@@ -220,23 +202,17 @@ fn patch_under_load() -> Result<(), String> {
         unsafe { libc::waitpid(process, &mut status, 0) };
         assert_eq!(status, 0, "run {run}");
     }
-    Ok(())
 }
 
 #[test]
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_threads_run() {
     for _ in 0..runs().div_ceil(BATCH) {
-        if !alone(this_test!(), patch_under_load) {
-            return;
-        }
+        alone(this_test!(), patch_under_load);
     }
 }
 
-fn patch_under_forks() -> Result<(), String> {
-    if !cfg!(feature = "mem-hooks") {
-        return install();
-    }
+fn patch_under_forks() {
     for run in 0..BATCH {
         // SAFETY: the child is this process as it is; it ends by `_exit`.
         let process = unsafe { libc::fork() };
@@ -275,7 +251,6 @@ fn patch_under_forks() -> Result<(), String> {
         unsafe { libc::waitpid(process, &mut status, 0) };
         assert_eq!(status, 0, "run {run}");
     }
-    Ok(())
 }
 
 /// A child has the code as it is at that moment, and no thread that would finish a patch.
@@ -283,9 +258,7 @@ fn patch_under_forks() -> Result<(), String> {
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_a_thread_forks() {
     for _ in 0..runs().div_ceil(BATCH) {
-        if !alone(this_test!(), patch_under_forks) {
-            return;
-        }
+        alone(this_test!(), patch_under_forks);
     }
 }
 
@@ -574,7 +547,7 @@ fn results_are_those_of_libc() {
             before.contains(&("brk high", -1, libc::ENOMEM)),
             "{before:?}"
         );
-        install()?;
+        install();
         let (_counter, subscription) = Counter::subscribe();
         for (expected, found) in before.iter().zip(answers()) {
             assert_eq!(*expected, found, "patched");
@@ -582,7 +555,6 @@ fn results_are_those_of_libc() {
         drop(subscription);
         disable_hooks();
         assert_eq!(before, answers(), "disabled");
-        Ok(())
     });
 }
 
@@ -590,7 +562,7 @@ fn results_are_those_of_libc() {
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn what_no_other_table_has_is_told() {
     alone(this_test!(), || {
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         let memory = map(4 * PAGE);
         let told = |what: &str, expected: usize| {
@@ -622,7 +594,6 @@ fn what_no_other_table_has_is_told() {
             told("munmap", 1);
         }
         assert!(!counter.everything.load(SeqCst));
-        Ok(())
     });
 }
 
@@ -631,14 +602,12 @@ fn what_no_other_table_has_is_told() {
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn a_segment_that_lost_its_first_part() {
     alone(this_test!(), || {
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         // SAFETY: a segment of the test's own, which goes with its attachment.
         unsafe {
             let segment = libc::shmget(libc::IPC_PRIVATE, 4 * PAGE, 0o600);
-            if segment < 0 {
-                return Err("no System V shared memory".to_owned());
-            }
+            assert!(segment >= 0, "System V shared memory");
             let memory = libc::shmat(segment, ptr::null(), 0);
             libc::shmctl(segment, libc::IPC_RMID, ptr::null_mut());
             assert_eq!(libc::munmap(memory, PAGE), 0);
@@ -650,17 +619,16 @@ fn a_segment_that_lost_its_first_part() {
         }
         assert_eq!(counter.count.load(SeqCst), 1);
         assert!(!counter.everything.load(SeqCst));
-        Ok(())
     });
 }
 
 /// The kernel takes whole huge pages, however few bytes the call names.
 #[test]
-#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
+#[ignore = "needs the feature mem-hooks, and huge pages: vm.nr_hugepages"]
 fn huge_pages_are_told_of_whole() {
     const HUGE: usize = 2 << 20;
     alone(this_test!(), || {
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -668,9 +636,7 @@ fn huge_pages_are_told_of_whole() {
         // SAFETY: mappings of the test's own.
         unsafe {
             let memory = libc::mmap(ptr::null_mut(), 2 * HUGE, rights, huge, -1, 0);
-            if memory == libc::MAP_FAILED {
-                return Err("no huge pages of 2 MiB are free (vm.nr_hugepages)".to_owned());
-            }
+            assert_ne!(memory, libc::MAP_FAILED, "two free huge pages");
             counter.expect(memory.cast::<u8>().add(HUGE - PAGE).cast(), PAGE);
             let over = libc::mmap(memory, PAGE, rights, huge | libc::MAP_FIXED, -1, 0);
             assert_eq!(over, memory);
@@ -680,7 +646,6 @@ fn huge_pages_are_told_of_whole() {
                 assert_eq!(counter.count.swap(0, SeqCst), 1, "mremap");
             }
         }
-        Ok(())
     });
 }
 
@@ -689,8 +654,8 @@ fn huge_pages_are_told_of_whole() {
 fn disabled_and_never_taken_away() {
     alone(this_test!(), || {
         let original = code(c"munmap");
-        install()?;
-        install()?;
+        install();
+        install();
         let patched = code(c"munmap");
         assert_ne!(original, patched);
         let (counter, _subscription) = Counter::subscribe();
@@ -715,16 +680,22 @@ fn disabled_and_never_taken_away() {
         assert!(monitor(MonitorKind::Hooks).is_err());
         // SAFETY: nothing else changes code.
         assert!(unsafe { install_hooks() }.is_err());
-        Ok(())
     });
 }
 
+/// Not built in, they say so.
 #[test]
+#[cfg(not(feature = "mem-hooks"))]
+fn left_out_they_are_refused() {
+    // SAFETY: changes nothing.
+    let error = unsafe { install_hooks() }.expect_err("not built in");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn another_patch_is_respected() {
     alone(this_test!(), || {
-        if !cfg!(feature = "mem-hooks") {
-            return install();
-        }
         let original = code(c"munmap");
         // mov r11, imm64; jmp r11. Nobody calls it here.
         overwrite(
@@ -741,7 +712,6 @@ fn another_patch_is_respected() {
         );
         assert_eq!(code(c"munmap"), original, "all or nothing");
         assert!(monitor(MonitorKind::Hooks).is_err());
-        Ok(())
     });
 }
 
@@ -750,7 +720,7 @@ fn another_patch_is_respected() {
 fn overwritten_later() {
     alone(this_test!(), || {
         let original = code(c"shmdt");
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         let chosen = monitor(MonitorKind::Hooks).expect("installed");
         overwrite(c"shmdt", &original);
@@ -760,7 +730,6 @@ fn overwritten_later() {
         assert!(counter.everything.load(SeqCst), "caches are emptied");
         assert_eq!(chosen.validate(), Validity::Pending);
         assert!(monitor(MonitorKind::Hooks).is_err());
-        Ok(())
     });
 }
 
@@ -770,7 +739,7 @@ fn overwritten_later() {
 fn nothing_is_found_after_an_overwrite() {
     alone(this_test!(), || {
         let original = code(c"munmap");
-        install()?;
+        install();
         let chosen = monitor(MonitorKind::Hooks).expect("installed");
         let registrar = FakeRegistrar::new();
         let cache = RegistrationCache::new(registrar.clone(), chosen, roomy()).expect("a cache");
@@ -785,7 +754,6 @@ fn nothing_is_found_after_an_overwrite() {
         let again = block_on(cache.get(range, READ)).expect("for itself");
         assert!(!again.is_cached());
         assert!(monitor(MonitorKind::Hooks).is_err());
-        Ok(())
     });
 }
 
@@ -794,13 +762,11 @@ fn nothing_is_found_after_an_overwrite() {
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn a_library_loaded_later() {
     alone(this_test!(), || {
-        install()?;
+        install();
         // SAFETY: a system library, and two functions of C++: operator new and delete.
         let (new, delete) = unsafe {
             let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_NOW);
-            if library.is_null() {
-                return Err("there is no libstdc++.so.6".to_owned());
-            }
+            assert!(!library.is_null(), "libstdc++.so.6");
             let new = libc::dlsym(library, c"_Znwm".as_ptr());
             let delete = libc::dlsym(library, c"_ZdlPv".as_ptr());
             assert!(!new.is_null() && !delete.is_null());
@@ -817,7 +783,6 @@ fn a_library_loaded_later() {
             delete(block);
         }
         assert_eq!(counter.count.load(SeqCst), 1);
-        Ok(())
     });
 }
 
@@ -825,7 +790,7 @@ fn a_library_loaded_later() {
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn processes_started_from_a_patched_one() {
     alone(this_test!(), || {
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         for _ in 0..3 {
             let output = Command::new("echo").arg("hello").output();
@@ -860,7 +825,6 @@ fn processes_started_from_a_patched_one() {
             assert_eq!(libc::munmap(memory, PAGE), 0, "the parent still has it");
         }
         assert_eq!(counter.count.load(SeqCst), 1);
-        Ok(())
     });
 }
 
@@ -891,7 +855,7 @@ fn signal_handlers_and_ends_of_threads() {
             };
             libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut());
         }
-        install()?;
+        install();
         let (counter, _subscription) = Counter::subscribe();
         let start = Instant::now();
         while SIGNALS.load(SeqCst) < 1000 {
@@ -919,7 +883,6 @@ fn signal_handlers_and_ends_of_threads() {
                 .join()
                 .expect("its end");
         }
-        Ok(())
     });
 }
 
@@ -930,7 +893,7 @@ fn ucx_in_the_process() {
     alone(this_test!(), || {
         let absent = Imported::available().expect_err("not loaded");
         assert_eq!(absent.kind(), ErrorKind::Unsupported);
-        ucx_watches_memory()?;
+        ucx_watches_memory().expect("UCX");
         let imported = monitor(MonitorKind::Imported).expect("UCX watches");
         assert!(imported.classes().covers_foreign_memory());
         assert_eq!(monitor(MonitorKind::Auto).expect("one").name(), "imported");
@@ -945,7 +908,6 @@ fn ucx_in_the_process() {
             let error = unsafe { install_hooks() }.expect_err("UCX was first");
             assert!(error.to_string().contains("imported"), "{error}");
         }
-        Ok(())
     });
 }
 
@@ -953,34 +915,32 @@ fn ucx_in_the_process() {
 #[ignore = "needs UCX: libucm.so.0"]
 fn ucx_that_watches_nothing() {
     alone_with(this_test!(), &[("UCX_MEM_EVENTS", "n")], || {
-        load_ucx()?;
+        load_ucx().expect("UCX");
         let asleep = Imported::available().expect_err("it was told not to");
         assert_eq!(asleep.kind(), ErrorKind::Unsupported);
         assert!(asleep.to_string().contains("UCX"), "{asleep}");
         assert_ne!(monitor(MonitorKind::Auto).expect("one").name(), "imported");
-        Ok(())
     });
 }
 
 /// UCX overwrites what was patched before it without a word.
 #[test]
-#[ignore = "needs UCX: libucm.so.0"]
+#[ignore = "needs the feature mem-hooks, and UCX: libucm.so.0"]
 fn ucx_after_the_hooks() {
     alone(this_test!(), || {
-        install()?;
+        install();
         let chosen = monitor(MonitorKind::Hooks).expect("installed");
-        ucx_watches_memory()?;
+        ucx_watches_memory().expect("UCX");
         let range = AddressRange::new(PAGE as u64, 1).expect("a range");
         let error = chosen.watch(range).expect_err("noticed");
         assert!(error.to_string().contains("overwritten"), "{error}");
         assert_eq!(monitor(MonitorKind::Auto).expect("one").name(), "imported");
-        Ok(())
     });
 }
 
 /// Not a test: prints what a hook costs. `cargo test --release --test memory --features mem-hooks -- --ignored --nocapture cost`
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "a measurement, of the feature mem-hooks"]
 fn cost() {
     alone(this_test!(), || {
         // What the kernel refuses, and what it looks for in vain.
@@ -997,7 +957,7 @@ fn cost() {
                 .fold(f64::MAX, f64::min)
         };
         let bare = [measure(0), measure(PAGE)];
-        install()?;
+        install();
         let hooked = [measure(0), measure(PAGE)];
         let (_counter, subscription) = Counter::subscribe();
         let told = measure(PAGE);
@@ -1029,6 +989,5 @@ fn cost() {
             "munmap of nothing, ns: {:.1}, hooked {:.1}, with a subscriber {told:.1}",
             bare[1], hooked[1]
         );
-        Ok(())
     });
 }

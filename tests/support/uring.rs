@@ -46,31 +46,23 @@ struct Device {
 }
 
 impl UringRegistrar {
-    /// A ring with room for `slots` registrations, at most 16384. The error says why the kernel refuses.
-    pub(crate) fn new(slots: u16) -> io::Result<Self> {
-        let ring = IoUring::new(4)?;
-        ring.submitter().register_buffers_sparse(slots.into())?;
+    /// A ring with room for `slots` registrations, at most 16384.
+    pub(crate) fn new(slots: u16) -> Self {
+        let ring = IoUring::new(4).expect("io_uring");
+        let made = ring.submitter().register_buffers_sparse(slots.into());
+        made.expect("fixed buffers of io_uring");
         // SAFETY: the name is a string with its end.
         let fd = unsafe { libc::memfd_create(c"uring".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
         // SAFETY: made above, and owned by nobody else.
         let file = unsafe { File::from_raw_fd(fd) };
-        Ok(Self {
+        Self {
             device: Arc::new(Mutex::new(Device {
                 ring,
                 file,
                 free: (0..slots).rev().collect(),
             })),
-        })
-    }
-
-    /// The same, or one line that says why there is none.
-    pub(crate) fn or_say(slots: u16) -> Option<Self> {
-        Self::new(slots)
-            .inspect_err(|error| eprintln!("not run: no io_uring fixed buffers here: {error}"))
-            .ok()
+        }
     }
 
     /// Registrations that are held now, of `slots`.

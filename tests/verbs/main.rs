@@ -4,7 +4,7 @@
 //! Tests that need devices are ignored where there are none:
 //!
 //! ```sh
-//! tests/rdma-vm/rdma-vm -- $(cargo test --test verbs --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*verbs-[^"]*\)".*/\1/p') --include-ignored
+//! tests/rdma-vm/rdma-vm -- $(cargo test --test verbs --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*verbs-[^"]*\)".*/\1/p') --include-ignored --skip absent::
 //! ```
 
 #[allow(dead_code, unused_imports, reason = "no test uses all of the room")]

@@ -132,6 +132,7 @@ mod tests {
 
     /// A peer that asks for help again and again is helped with so many copies at a time, and with more when those have ended, well or not.
     #[tokio::test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
     async fn help_has_a_bound() {
         let pair = Pair::new().await;
         let (here, link) = (&pair.here, pair.link);
@@ -143,16 +144,9 @@ mod tests {
         let memory = BufferMut::from(vec![0; source.len()]);
         let region = regions.expose(memory, Access::WRITE).expect("exposed");
         here.shared.with(|engine| {
-            let one_copy = engine
-                .core
-                .movers
-                .ctx
-                .one_copy(link)
-                .expect("memory in common");
-            if one_copy.cma.is_none() {
-                eprintln!("skipped: this process may not read its own memory by process_vm_readv");
-                return;
-            }
+            let one_copy = engine.core.movers.ctx.one_copy(link);
+            let cma = &one_copy.expect("memory in common").cma;
+            assert!(cma.is_some(), "this process reads its own memory");
             // Of memory that is there, and that is not.
             for address in [source.as_ptr() as u64, 4096] {
                 let one_copy = engine

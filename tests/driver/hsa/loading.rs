@@ -79,14 +79,11 @@ fn the_variable_names_the_library() {
 }
 
 #[test]
+#[ignore = "needs a machine without a device of AMD's"]
 fn without_a_device_nothing_is_loaded() {
     if !is_child() {
         // Empty is not set.
         return child_with(this_test!(), &[("WHARF_LIBHSA", "")]);
-    }
-    if Path::new("/dev/kfd").exists() || Path::new("/dev/dxg").exists() {
-        eprintln!("skipped: this machine has a device of ROCm, or may have");
-        return;
     }
     let error = Hsa::load(None).expect_err("no device");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -337,7 +334,7 @@ fn pools_say_what_they_are_and_who_reaches_them() {
 
 /// Debian's own library.
 #[test]
-#[ignore = "needs AMD's HSA runtime: Debian's package libhsa-runtime64-1"]
+#[ignore = "needs AMD's HSA runtime, Debian's package libhsa-runtime64-1, and no device of theirs"]
 fn the_real_runtime_without_a_device_says_so() {
     let hsa = Hsa::load(Some(Path::new("libhsa-runtime64.so.1")));
     let hsa = hsa.expect("the package libhsa-runtime64-1");
@@ -347,13 +344,6 @@ fn the_real_runtime_without_a_device_says_so() {
         PointerKind::Unknown
     );
     eprintln!("{hsa:?}");
-    if Path::new("/dev/kfd").exists() {
-        eprintln!(
-            "skipped: this machine has a device of ROCm: {:?}",
-            hsa.gpus()
-        );
-        return;
-    }
     let times = [(); 3].map(|()| {
         let start = Instant::now();
         hsa.gpus().expect_err("no device");

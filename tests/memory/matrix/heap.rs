@@ -4,26 +4,28 @@
 //! Blocks are freed once; what was freed is not touched. The break is moved while the allocator does not use it.
 #![allow(unsafe_code)]
 
-use std::{hint::black_box, ptr, thread};
+use std::{hint::black_box, io, ptr, thread};
 
-use super::stage::{Stage, Stop};
+use wharf::Result;
+
+use super::stage::Stage;
 
 const BIG: usize = 64 << 20;
 /// Below glibc's limit for the heap of a thread.
 const BLOCK: usize = 8 << 20;
 
-fn big_vec(stage: &Stage) -> Result<Vec<u8>, Stop> {
+fn big_vec(stage: &Stage) -> Result<Vec<u8>> {
     let mut vec = black_box(vec![1_u8; BIG]);
     stage.watch(vec.as_mut_ptr(), BIG)?;
     Ok(vec)
 }
 
-pub(super) fn vec_dropped(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn vec_dropped(stage: &Stage) -> Result<()> {
     drop(big_vec(stage)?);
     Ok(())
 }
 
-pub(super) fn vec_grown(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn vec_grown(stage: &Stage) -> Result<()> {
     let mut vec = big_vec(stage)?;
     let old = vec.as_ptr() as usize;
     // It could grow where it is, and nothing would have changed: something has to stand behind it.
@@ -39,7 +41,7 @@ pub(super) fn vec_grown(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn vec_shrunk(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn vec_shrunk(stage: &Stage) -> Result<()> {
     let mut vec = big_vec(stage)?;
     vec.truncate(BIG / 2);
     vec.shrink_to_fit();
@@ -47,18 +49,15 @@ pub(super) fn vec_shrunk(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn brk_shrink(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn brk_shrink(stage: &Stage) -> Result<()> {
     // SAFETY: nobody else moves the break: the process does nothing else, and its heap is not full.
     let block = unsafe { libc::sbrk(BLOCK as isize) };
-    if block as isize == -1 {
-        return Err(Stop::os("sbrk"));
-    }
+    assert_ne!(block as isize, -1, "{}", io::Error::last_os_error());
     stage.watch(block.cast(), BLOCK)?;
     // SAFETY: what was added above.
-    match unsafe { libc::brk(block) } {
-        0 => Ok(()),
-        _ => Err(Stop::os("brk")),
-    }
+    let result = unsafe { libc::brk(block) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
 /// A block from the allocator's heap, not mapped for itself, and what keeps it from the end of the heap.
@@ -77,12 +76,11 @@ fn heap_block(trim: libc::c_int) -> (*mut u8, *mut libc::c_void) {
 
 /// Its process is told to have one heap only, at the break.
 #[cfg(target_env = "gnu")]
-pub(super) fn malloc_trim_end(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn malloc_trim_end(stage: &Stage) -> Result<()> {
     let (block, behind) = heap_block(1 << 30);
     // SAFETY: asks where the break is.
-    if unsafe { libc::sbrk(0) } < behind {
-        return Err(Stop::CannotRun("malloc does not use the break".to_owned()));
-    }
+    let end = unsafe { libc::sbrk(0) };
+    assert!(end >= behind, "malloc uses the break");
     stage.watch(block, BLOCK)?;
     // SAFETY: allocated above, in this order from the end of the heap.
     unsafe {
@@ -94,7 +92,7 @@ pub(super) fn malloc_trim_end(stage: &Stage) -> Result<(), Stop> {
 }
 
 #[cfg(target_env = "gnu")]
-pub(super) fn malloc_trim_middle(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn malloc_trim_middle(stage: &Stage) -> Result<()> {
     let (block, behind) = heap_block(1 << 30);
     stage.watch(block, BLOCK)?;
     // SAFETY: allocated above; `behind` stays.
@@ -107,7 +105,7 @@ pub(super) fn malloc_trim_middle(stage: &Stage) -> Result<(), Stop> {
 }
 
 #[cfg(target_env = "gnu")]
-pub(super) fn thread_arena_shrink(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn thread_arena_shrink(stage: &Stage) -> Result<()> {
     let in_thread = || {
         let (block, behind) = heap_block(128 << 10);
         stage.watch(block, BLOCK)?;
@@ -121,16 +119,7 @@ pub(super) fn thread_arena_shrink(stage: &Stage) -> Result<(), Stop> {
     thread::scope(|scope| scope.spawn(in_thread).join().expect("no panic"))
 }
 
-#[cfg(not(target_env = "gnu"))]
-fn no_glibc(_: &Stage) -> Result<(), Stop> {
-    Err(Stop::CannotRun("not glibc's allocator".to_owned()))
-}
-#[cfg(not(target_env = "gnu"))]
-pub(super) use {
-    no_glibc as malloc_trim_end, no_glibc as malloc_trim_middle, no_glibc as thread_arena_shrink,
-};
-
-pub(super) fn thread_stack(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn thread_stack(stage: &Stage) -> Result<()> {
     let in_thread = || {
         let mut here = 0_u8;
         // A part of the stack that is not in use: far below, and not touched before.

@@ -7,8 +7,9 @@
 use std::{io, ptr, thread};
 
 use libc::c_void;
+use wharf::{Error, ErrorKind, Result};
 
-use super::stage::{Stage, Stop};
+use super::stage::Stage;
 
 /// 64 pages.
 pub(super) const SIZE: usize = 256 << 10;
@@ -43,7 +44,7 @@ fn done(result: libc::c_int) {
     assert_eq!(result, 0, "{}", io::Error::last_os_error());
 }
 
-pub(super) fn munmap(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn munmap(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
@@ -51,7 +52,7 @@ pub(super) fn munmap(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn munmap_part(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn munmap_part(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
@@ -59,7 +60,7 @@ pub(super) fn munmap_part(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn munmap_direct(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn munmap_direct(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
@@ -68,7 +69,7 @@ pub(super) fn munmap_direct(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn munmap_other_thread(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn munmap_other_thread(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     let address = memory as usize;
@@ -78,7 +79,7 @@ pub(super) fn munmap_other_thread(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn mmap_fixed_over(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn mmap_fixed_over(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -89,16 +90,17 @@ pub(super) fn mmap_fixed_over(stage: &Stage) -> Result<(), Stop> {
 }
 
 /// UCX 1.13, where it patched `mremap`, forgets the fifth argument.
-fn placed(got: *mut c_void, wanted: *mut u8) -> Result<(), Stop> {
+fn placed(got: *mut c_void, wanted: *mut u8) -> Result<()> {
     match got == wanted.cast() {
         true => Ok(()),
-        false => Err(Stop::CannotRun(format!(
-            "MREMAP_FIXED to {wanted:?} went to {got:?}"
-        ))),
+        false => Err(Error::new(
+            ErrorKind::Io,
+            format!("MREMAP_FIXED to {wanted:?} went to {got:?}"),
+        )),
     }
 }
 
-pub(super) fn mremap_onto(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn mremap_onto(stage: &Stage) -> Result<()> {
     let (memory, other) = (map(SIZE), map(SIZE));
     stage.watch(memory, SIZE)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -107,7 +109,7 @@ pub(super) fn mremap_onto(stage: &Stage) -> Result<(), Stop> {
     placed(got, memory)
 }
 
-pub(super) fn mremap_move(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn mremap_move(stage: &Stage) -> Result<()> {
     let (memory, to) = (map(SIZE), map(SIZE));
     stage.watch(memory, SIZE)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -116,18 +118,17 @@ pub(super) fn mremap_move(stage: &Stage) -> Result<(), Stop> {
     placed(got, to)
 }
 
-pub(super) fn mremap_dontunmap(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn mremap_dontunmap(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
     // SAFETY: see the head of the file.
-    match unsafe { libc::mremap(memory.cast(), SIZE, SIZE, flags, ptr::null_mut::<c_void>()) } {
-        libc::MAP_FAILED => Err(Stop::os("MREMAP_DONTUNMAP")),
-        _ => Ok(()),
-    }
+    let got = unsafe { libc::mremap(memory.cast(), SIZE, SIZE, flags, ptr::null_mut::<c_void>()) };
+    assert_ne!(got, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
-pub(super) fn mremap_shrink(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn mremap_shrink(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
@@ -136,35 +137,33 @@ pub(super) fn mremap_shrink(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-fn madvise(stage: &Stage, memory: *mut u8, advice: libc::c_int) -> Result<(), Stop> {
+fn madvise(stage: &Stage, memory: *mut u8, advice: libc::c_int) -> Result<()> {
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
-    match unsafe { libc::madvise(memory.add(PAGE).cast(), PAGE, advice) } {
-        0 => Ok(()),
-        _ => Err(Stop::os("madvise")),
-    }
+    done(unsafe { libc::madvise(memory.add(PAGE).cast(), PAGE, advice) });
+    Ok(())
 }
 
-pub(super) fn madvise_dontneed(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn madvise_dontneed(stage: &Stage) -> Result<()> {
     madvise(stage, map(SIZE), libc::MADV_DONTNEED)
 }
 
-pub(super) fn madvise_free(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn madvise_free(stage: &Stage) -> Result<()> {
     madvise(stage, map(SIZE), libc::MADV_FREE)
 }
 
-pub(super) fn madvise_remove(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn madvise_remove(stage: &Stage) -> Result<()> {
     let memory = map_with(SIZE, libc::MAP_SHARED, -1);
     madvise(stage, memory, libc::MADV_REMOVE)
 }
 
-pub(super) fn madvise_guard_install(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn madvise_guard_install(stage: &Stage) -> Result<()> {
     /// Linux 6.13.
     const MADV_GUARD_INSTALL: libc::c_int = 102;
     madvise(stage, map(SIZE), MADV_GUARD_INSTALL)
 }
 
-pub(super) fn process_madvise(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn process_madvise(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     let part = libc::iovec {
@@ -173,9 +172,7 @@ pub(super) fn process_madvise(stage: &Stage) -> Result<(), Stop> {
     };
     // SAFETY: takes numbers.
     let this = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
-    if this < 0 {
-        return Err(Stop::os("pidfd_open"));
-    }
+    assert!(this >= 0, "{}", io::Error::last_os_error());
     // SAFETY: see the head of the file.
     let got = unsafe {
         libc::syscall(
@@ -187,40 +184,32 @@ pub(super) fn process_madvise(stage: &Stage) -> Result<(), Stop> {
             0,
         )
     };
-    match got {
-        got if got == PAGE as libc::c_long => Ok(()),
-        _ => Err(Stop::os("process_madvise")),
-    }
+    assert_eq!(got, PAGE as libc::c_long, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
-pub(super) fn io_uring_madvise(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn io_uring_madvise(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
-    let mut ring =
-        io_uring::IoUring::new(2).map_err(|error| Stop::CannotRun(format!("io_uring: {error}")))?;
+    let mut ring = io_uring::IoUring::new(2).expect("io_uring");
     stage.watch(memory, SIZE)?;
     let entry =
         io_uring::opcode::Madvise::new(memory.cast(), PAGE as libc::off_t, libc::MADV_DONTNEED)
             .build();
     // SAFETY: see the head of the file; the entry refers to nothing else.
     unsafe { ring.submission().push(&entry) }.expect("room for one");
-    ring.submit_and_wait(1)
-        .map_err(|error| Stop::CannotRun(format!("io_uring: {error}")))?;
+    ring.submit_and_wait(1).expect("io_uring");
     let result = ring.completion().next().expect("waited for").result();
-    match result {
-        0 => Ok(()),
-        _ => Err(Stop::CannotRun(format!("io_uring madvise: {result}"))),
-    }
+    assert_eq!(result, 0, "io_uring's madvise");
+    Ok(())
 }
 
-pub(super) fn huge_page_unmapped(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn huge_page_unmapped(stage: &Stage) -> Result<()> {
     const HUGE: usize = 2 << 20;
     let memory = map(2 * HUGE);
     // SAFETY: within the mapping, whose size is twice that.
     let huge = unsafe { memory.add(memory.align_offset(HUGE)) };
     // SAFETY: see the head of the file.
-    if unsafe { libc::madvise(huge.cast(), HUGE, libc::MADV_HUGEPAGE) } != 0 {
-        return Err(Stop::os("MADV_HUGEPAGE"));
-    }
+    done(unsafe { libc::madvise(huge.cast(), HUGE, libc::MADV_HUGEPAGE) });
     stage.watch(huge, HUGE)?;
     // SAFETY: see the head of the file.
     done(unsafe { libc::munmap(huge.cast(), HUGE) });
@@ -228,7 +217,7 @@ pub(super) fn huge_page_unmapped(stage: &Stage) -> Result<(), Stop> {
 }
 
 /// The parent's memory does not change.
-pub(super) fn munmap_in_forked_child(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn munmap_in_forked_child(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
     // SAFETY: the child makes system calls only.

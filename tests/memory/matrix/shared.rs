@@ -11,9 +11,11 @@ use std::{
     ptr,
 };
 
+use wharf::Result;
+
 use super::{
     mappings::{SIZE, map, map_with},
-    stage::{Stage, Stop},
+    stage::Stage,
 };
 
 fn memfd() -> File {
@@ -26,7 +28,7 @@ fn memfd() -> File {
     file
 }
 
-pub(super) fn memfd_unmapped(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn memfd_unmapped(stage: &Stage) -> Result<()> {
     let file = memfd();
     let memory = map_with(SIZE, libc::MAP_SHARED, file.as_raw_fd());
     stage.watch(memory, SIZE)?;
@@ -36,7 +38,7 @@ pub(super) fn memfd_unmapped(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn memfd_truncated(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn memfd_truncated(stage: &Stage) -> Result<()> {
     let file = memfd();
     let memory = map_with(SIZE, libc::MAP_SHARED, file.as_raw_fd());
     stage.watch(memory, SIZE)?;
@@ -44,19 +46,18 @@ pub(super) fn memfd_truncated(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn memfd_hole_punched(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn memfd_hole_punched(stage: &Stage) -> Result<()> {
     let file = memfd();
     let memory = map_with(SIZE, libc::MAP_SHARED, file.as_raw_fd());
     stage.watch(memory, SIZE)?;
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: of our file.
-    match unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, SIZE as libc::off_t) } {
-        0 => Ok(()),
-        _ => Err(Stop::os("fallocate")),
-    }
+    let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, SIZE as libc::off_t) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
-pub(super) fn private_file(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn private_file(stage: &Stage) -> Result<()> {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(SIZE as u64).expect("room");
     let memory = map_with(SIZE, libc::MAP_PRIVATE, file.as_raw_fd());
@@ -68,37 +69,32 @@ pub(super) fn private_file(stage: &Stage) -> Result<(), Stop> {
 }
 
 /// Other pages of the same file, by the call that has no use but this.
-pub(super) fn pages_remapped(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn pages_remapped(stage: &Stage) -> Result<()> {
     let file = memfd();
     let memory = map_with(SIZE, libc::MAP_SHARED, file.as_raw_fd());
     stage.watch(memory, SIZE)?;
     // SAFETY: the first half shows the second from now on.
-    match unsafe { libc::remap_file_pages(memory.cast(), SIZE / 2, 0, (SIZE / 8192) as _, 0) } {
-        0 => Ok(()),
-        _ => Err(Stop::os("remap_file_pages")),
-    }
+    let result =
+        unsafe { libc::remap_file_pages(memory.cast(), SIZE / 2, 0, (SIZE / 8192) as _, 0) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
 /// A new segment, gone with its last attachment.
-fn attach(at: *const u8, flags: libc::c_int) -> Result<*mut u8, Stop> {
+fn attach(at: *const u8, flags: libc::c_int) -> *mut u8 {
     // SAFETY: a segment of nobody else.
     let id = unsafe { libc::shmget(libc::IPC_PRIVATE, SIZE, libc::IPC_CREAT | 0o600) };
-    if id < 0 {
-        return Err(Stop::os("shmget"));
-    }
+    assert!(id >= 0, "{}", io::Error::last_os_error());
     // SAFETY: where the kernel likes, or over memory of the scenario.
     let memory = unsafe { libc::shmat(id, at.cast(), flags) };
-    let result = match memory as isize {
-        -1 => Err(Stop::os("shmat")),
-        _ => Ok(memory.cast()),
-    };
+    assert_ne!(memory as isize, -1, "{}", io::Error::last_os_error());
     // SAFETY: only marks it.
     unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
-    result
+    memory.cast()
 }
 
-pub(super) fn shmdt(stage: &Stage) -> Result<(), Stop> {
-    let memory = attach(ptr::null(), 0)?;
+pub(super) fn shmdt(stage: &Stage) -> Result<()> {
+    let memory = attach(ptr::null(), 0);
     stage.watch(memory, SIZE)?;
     // SAFETY: see the head of the file.
     let result = unsafe { libc::shmdt(memory.cast()) };
@@ -106,22 +102,22 @@ pub(super) fn shmdt(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn shmat_remap_over_sysv(stage: &Stage) -> Result<(), Stop> {
-    let memory = attach(ptr::null(), 0)?;
+pub(super) fn shmat_remap_over_sysv(stage: &Stage) -> Result<()> {
+    let memory = attach(ptr::null(), 0);
     stage.watch(memory, SIZE)?;
-    assert_eq!(attach(memory, libc::SHM_REMAP)?, memory);
+    assert_eq!(attach(memory, libc::SHM_REMAP), memory);
     Ok(())
 }
 
-pub(super) fn shmat_remap_over(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn shmat_remap_over(stage: &Stage) -> Result<()> {
     let memory = map(SIZE);
     stage.watch(memory, SIZE)?;
-    assert_eq!(attach(memory, libc::SHM_REMAP)?, memory);
+    assert_eq!(attach(memory, libc::SHM_REMAP), memory);
     Ok(())
 }
 
 /// The dynamic loader unmaps by a system call of its own.
-pub(super) fn dlclose(stage: &Stage) -> Result<(), Stop> {
+pub(super) fn dlclose(stage: &Stage) -> Result<()> {
     for name in [c"libresolv.so.2", c"libanl.so.1", c"libz.so.1"] {
         let loaded = || fs::read_to_string("/proc/self/maps").expect("a mounted /proc");
         let short = name
@@ -154,12 +150,8 @@ pub(super) fn dlclose(stage: &Stage) -> Result<(), Stop> {
         // SAFETY: loaded above, and nothing of it is in use.
         let result = unsafe { libc::dlclose(library) };
         assert_eq!(result, 0);
-        return match loaded().contains(short) {
-            true => Err(Stop::CannotRun(format!("{short} stays loaded"))),
-            false => Ok(()),
-        };
+        assert!(!loaded().contains(short), "{short} stays loaded");
+        return Ok(());
     }
-    Err(Stop::CannotRun(
-        "no library of the system to load".to_owned(),
-    ))
+    panic!("no library of the system to load");
 }

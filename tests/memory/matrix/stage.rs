@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fmt, io, ptr,
+    fmt, ptr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -15,7 +15,7 @@ use std::{
 };
 
 use wharf::{
-    Error, ErrorKind,
+    ErrorKind, Result,
     memory::{
         AddressRange, Cause, MemoryMonitor, MemorySink, MonitorKind, Subscription, Timing,
         Validity, monitor, subscribe,
@@ -33,21 +33,8 @@ pub(super) enum Outcome {
     Missed,
     /// It refused to watch the memory.
     Unsupported,
-}
-
-/// Why a scenario did not come to its end.
-pub(super) enum Stop {
-    /// The monitor refuses such memory.
-    Unsupported(Error),
-    /// This machine cannot do it.
-    CannotRun(String),
-}
-
-impl Stop {
-    /// The last system call failed.
-    pub(super) fn os(what: &str) -> Self {
-        Self::CannotRun(format!("{what}: {}", io::Error::last_os_error()))
-    }
+    /// Not what was asked for was done: the foreign patch that it listens to does something else.
+    Misplaced,
 }
 
 /// A monitor and what it tells of.
@@ -58,7 +45,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub(super) fn new(kind: MonitorKind) -> wharf::Result<Self> {
+    pub(super) fn new(kind: MonitorKind) -> Result<Self> {
         let monitor = monitor(kind)?;
         let recorder = Arc::new(Recorder::default());
         Ok(Self {
@@ -69,7 +56,7 @@ impl Stage {
     }
 
     /// Fills writable memory and watches it.
-    pub(super) fn watch(&self, start: *mut u8, length: usize) -> Result<(), Stop> {
+    pub(super) fn watch(&self, start: *mut u8, length: usize) -> Result<()> {
         // SAFETY: memory of the scenario's own.
         unsafe { ptr::write_bytes(start, FILL, length) };
         self.recorder.is_filled.store(true, SeqCst);
@@ -77,13 +64,12 @@ impl Stage {
     }
 
     /// Watches memory that must keep what it holds.
-    pub(super) fn watch_as_it_is(&self, start: *mut u8, length: usize) -> Result<(), Stop> {
+    pub(super) fn watch_as_it_is(&self, start: *mut u8, length: usize) -> Result<()> {
         // What was unmapped before, at these addresses, may still be told of: it is not the scenario's change.
         self.settle();
         let range = AddressRange::new(start as u64, length as u64).expect("real memory");
-        self.monitor.watch(range).map_err(|error| {
+        self.monitor.watch(range).inspect_err(|error| {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
-            Stop::Unsupported(error)
         })?;
         self.recorder.start.store(range.start(), SeqCst);
         self.recorder.end.store(range.end(), SeqCst);
