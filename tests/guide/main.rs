@@ -1,5 +1,7 @@
 //! Holds the guide and the lists of examples against what is there: names, texts, targets, files. `cargo test --test guide`.
 
+mod look;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -106,6 +108,15 @@ fn the_readme_begins_with_an_example() {
     assert!(readme.contains("\nwharf = { path = \""));
     let versions = ["wharf = \"", "wharf = { version"];
     assert!(!versions.iter().any(|line| readme.contains(line)));
+}
+
+#[test]
+fn the_readmes_look_is_compiled() {
+    let readme = read("README.md");
+    let [listing] = between(&readme, "## A look\n\n```rust\n", "```")[..] else {
+        panic!("one listing");
+    };
+    assert!(read("tests/guide/look.rs").contains(listing), "{listing}");
 }
 
 #[test]
