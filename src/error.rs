@@ -146,30 +146,6 @@ impl Operation {
     ];
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TagSend => "tag send",
-            Self::TagRecv => "tag receive",
-            Self::AmSend => "active message send",
-            Self::AmRecv => "active message receive",
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Atomic => "atomic operation",
-            Self::Signal => "signal",
-            Self::Flush => "flush",
-            Self::Connect => "connect",
-            Self::Accept => "accept",
-            Self::Listen => "listen",
-            Self::Memory => "memory",
-            Self::Configure => "configure",
-            Self::Close => "close",
-            Self::Stream => "stream",
-            Self::Copy => "copy",
-        })
-    }
-}
-
 /// An error with all that is known about it. One pointer wide. A clone says the same: of a failure that ends many operations each has one.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);

@@ -47,6 +47,11 @@ impl FromStr for CommunicatorId {
     }
 }
 
+#[cfg(feature = "serde")]
+crate::types::serial::as_bytes! {
+    CommunicatorId: |id: &Self| id.0, |bytes: &[u8]| bytes.try_into().map(Self)
+}
+
 impl fmt::Debug for CommunicatorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CommunicatorId({self})")

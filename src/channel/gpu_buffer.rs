@@ -7,7 +7,7 @@ use crate::{
     error::{Operation, Result},
     memory::BufferMut,
     sys::fork,
-    types::MemoryType,
+    types::{MemoryType, text::words},
 };
 
 #[cfg(feature = "cuda")]
@@ -52,6 +52,13 @@ pub enum GpuBufferKind {
     Fabric,
     /// As any other memory of the device.
     Plain,
+}
+
+words! {
+    GpuBufferKind, "kind of device memory":
+    Multicast = "multicast",
+    Fabric = "fabric",
+    Plain = "plain",
 }
 
 impl GpuBuffer {

@@ -50,6 +50,9 @@ impl FromStr for Source {
     }
 }
 
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { Source }
+
 /// A value and where it came from. Dereferences to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting<T> {

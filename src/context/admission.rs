@@ -1,13 +1,17 @@
 //! Who may connect: what is known of a peer that asks, and what the program says to it.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
 use crate::{
+    error::{Error, Result},
     transport::{
         channel::{Channel, Origin, PeerCredentials},
         tls::Certificates,
     },
-    types::{WorkerId, text::words},
+    types::{
+        WorkerId,
+        text::{no, words},
+    },
 };
 
 /// What a program's own check decides ([`ContextBuilder::admit`](crate::ContextBuilder::admit)).
@@ -41,6 +45,29 @@ impl fmt::Display for Admission {
         }
     }
 }
+
+impl FromStr for Admission {
+    type Err = Error;
+
+    /// From its `Display` form.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(": ") {
+            None if text == "accepted" => Ok(Self::Accept),
+            Some(("refused", reason)) => Ok(Self::Refuse(reason.to_owned())),
+            _ => Err(no(
+                "admission",
+                text,
+                "accepted, or refused: and the reason",
+            )),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { Admission }
 
 /// What is known of a peer that asks for a connection: nothing that it only says of itself.
 #[derive(Clone, Debug)]

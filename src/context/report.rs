@@ -1,6 +1,6 @@
 //! What a context found: every transport with its devices, or the reason why it is not used; the place of things.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use super::{
     handle::Context,
@@ -8,9 +8,11 @@ use super::{
 };
 use crate::{
     config::{Config, Source},
+    error::{Error, Result},
     memory::MemoryTypes,
     sys::topology::{self, NumaNode},
     transport::{DeviceInfo, Reach, cma, registry},
+    types::text::no,
 };
 
 /// What a context found on this machine; made by [`Context::report`].
@@ -66,6 +68,29 @@ impl fmt::Display for TransportState {
         }
     }
 }
+
+impl FromStr for TransportState {
+    type Err = Error;
+
+    /// From its `Display` form.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(": ") {
+            None if text == "usable" => Ok(Self::Usable),
+            Some(("unavailable", why)) => Ok(Self::Unavailable(why.to_owned())),
+            Some(("left out", why)) => Ok(Self::LeftOut(why.to_owned())),
+            _ => {
+                let wanted = "usable, unavailable: and why, or left out: and by what";
+                Err(no("state of a transport", text, wanted))
+            }
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { TransportState }
 
 /// The cache that remembers whose memory is where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,10 @@ use super::{AddressRange, Cause, host::segment_at, invalidate};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::{pages, udmabuf::DEVICE},
-    types::{MemoryType, text::words},
+    types::{
+        MemoryType,
+        text::{flags, words},
+    },
 };
 
 bitflags::bitflags! {
@@ -31,6 +34,15 @@ bitflags::bitflags! {
         /// Hand memory to other devices as a dma-buf: [`MemoryDomain::export`].
         const EXPORT = 1 << 4;
     }
+}
+
+flags! {
+    DomainCapabilities, "capability":
+    DETECT = "detect",
+    ALLOCATE = "allocate",
+    REGISTER = "register",
+    ADVISE = "advise",
+    EXPORT = "export",
 }
 
 /// What a [`MemoryDomain`] can do, and with which memory.

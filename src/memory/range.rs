@@ -1,8 +1,11 @@
 //! A run of addresses, of any kind of memory.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::text::{no, number},
+};
 
 /// Addresses from `start` up to, not including, `end`. Numbers only: holding one keeps no memory alive and gives no access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +148,30 @@ impl fmt::Display for AddressRange {
         write!(f, "{:#x}..{:#x}", self.start, self.end)
     }
 }
+
+impl FromStr for AddressRange {
+    type Err = Error;
+
+    /// From its `Display` form: the first address, `..`, and the one behind the last.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is not that, or ends before it begins.
+    fn from_str(text: &str) -> Result<Self> {
+        let ends = text.split_once("..");
+        let ends = ends.and_then(|(start, end)| Some((number(start)?, number(end)?)));
+        match ends {
+            Some((start, end)) if start <= end => Ok(Self { start, end }),
+            _ => Err(no(
+                "range of addresses",
+                text,
+                "two addresses with .. between them",
+            )),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { AddressRange }
 
 impl fmt::Debug for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

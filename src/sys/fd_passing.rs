@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    io, mem,
+    fmt, io, mem,
     net::Shutdown,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr, thread,
@@ -32,6 +32,12 @@ pub struct PeerCredentials {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+}
+
+impl fmt::Display for PeerCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {} (user {})", self.pid, self.uid)
+    }
 }
 
 /// Who is at the other end.

@@ -204,10 +204,8 @@ impl Channel {
     /// A channel over a Unix socket. Passes descriptors.
     #[must_use]
     pub fn unix(stream: UnixStream) -> Self {
-        let peer_name = fd_passing::peer_credentials(stream.as_fd()).map_or_else(
-            |_| "unknown".to_owned(),
-            |peer| format!("pid {} (user {})", peer.pid, peer.uid),
-        );
+        let peer_name = fd_passing::peer_credentials(stream.as_fd())
+            .map_or_else(|_| "unknown".to_owned(), |peer| peer.to_string());
         Self::new(Socket::Unix(stream), peer_name, None)
     }
 

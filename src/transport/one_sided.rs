@@ -86,6 +86,15 @@ pub enum DeviceAtomic {
     },
 }
 
+impl fmt::Display for DeviceAtomic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FetchAdd(operand) => write!(f, "fetch-add {operand}"),
+            Self::CompareSwap { compare, swap } => write!(f, "compare-swap {compare} {swap}"),
+        }
+    }
+}
+
 /// The one-sided half of a link. Called with the worker's lock held.
 ///
 /// An operation goes over a rail between a device of this process that `local` has a key for and one of the peer that `remote` has a key for;

@@ -7,7 +7,7 @@ use serde_core::{
     de::{Error, Visitor},
 };
 
-use super::{Access, AmId, EndpointId, LinkId, Mask, MemoryType, Tag, WorkerId};
+use super::{AmId, EndpointId, LinkId, Mask, MemoryType, Tag, WorkerId};
 
 macro_rules! as_numbers {
     ($($Type:ident)+) => {$(
@@ -112,5 +112,5 @@ impl<T, R: fmt::Display, F: FnOnce(&[u8]) -> Result<T, R>> Visitor<'_> for Bytes
 }
 
 as_numbers! { Tag Mask EndpointId AmId LinkId }
-as_text! { Access MemoryType }
+as_text! { MemoryType }
 as_bytes! { WorkerId: |id: &Self| id.0, |bytes: &[u8]| bytes.try_into().map(Self) }

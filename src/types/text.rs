@@ -6,7 +6,7 @@ use super::{Access, AmId, EndpointId, LinkId, Mask, Priority, Tag, WorkerId, hex
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// Decimal, or hexadecimal after `0x`.
-fn number<N: TryFrom<u64>>(text: &str) -> Option<N> {
+pub(crate) fn number<N: TryFrom<u64>>(text: &str) -> Option<N> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
@@ -95,46 +95,106 @@ macro_rules! words {
 pub(crate) use words;
 
 words! { Priority, "priority": Low = "low", Normal = "normal", High = "high" }
-const RIGHTS: [(&str, Access); 3] = [
-    ("read", Access::READ),
-    ("write", Access::WRITE),
-    ("device-atomic", Access::DEVICE_ATOMIC),
-];
-
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rights = RIGHTS.iter().filter(|(_, right)| self.contains(*right));
-        let names: Vec<&str> = rights.map(|(name, _)| *name).collect();
-        f.pad(match &*names.join("+") {
-            "" => "none",
-            names => names,
-        })
-    }
+words! {
+    Operation, "operation":
+    TagSend = "tag send",
+    TagRecv = "tag receive",
+    AmSend = "active message send",
+    AmRecv = "active message receive",
+    Put = "put",
+    Get = "get",
+    Atomic = "atomic operation",
+    Signal = "signal",
+    Flush = "flush",
+    Connect = "connect",
+    Accept = "accept",
+    Listen = "listen",
+    Memory = "memory",
+    Configure = "configure",
+    Close = "close",
+    Stream = "stream",
+    Copy = "copy",
+}
+words! {
+    ErrorKind, "kind of error":
+    InvalidArgument = "invalid argument",
+    Configuration = "configuration",
+    Truncated = "truncated",
+    Canceled = "canceled",
+    DeadlineExceeded = "deadline exceeded",
+    WouldBlock = "would block",
+    ConnectionRefused = "connection refused",
+    AddrInUse = "address in use",
+    Rejected = "rejected",
+    ClosedByPeer = "closed by peer",
+    AbortedByPeer = "aborted by peer",
+    ConnectionReset = "connection reset",
+    PeerDied = "peer died",
+    Closed = "closed",
+    Unreachable = "unreachable",
+    AuthenticationFailed = "authentication failed",
+    VersionMismatch = "version mismatch",
+    Protocol = "protocol",
+    StaleKey = "stale key",
+    OutOfBounds = "out of bounds",
+    AccessDenied = "access denied",
+    Malformed = "malformed",
+    Exhausted = "exhausted",
+    PermissionDenied = "permission denied",
+    DeviceLost = "device lost",
+    Forked = "forked",
+    Unsupported = "unsupported",
+    Io = "io",
 }
 
-impl FromStr for Access {
-    type Err = Error;
-
-    /// Rights with `+` between them, as `read+write`; `none`.
-    ///
-    /// # Errors
-    /// `InvalidArgument`.
-    fn from_str(text: &str) -> Result<Self> {
-        if text == "none" {
-            return Ok(Self::empty());
+/// Flags, each with its word: displayed, and parsed.
+macro_rules! flags {
+    ($Type:ident, $what:literal: $($FLAG:ident = $word:literal),+ $(,)?) => {
+        impl std::fmt::Display for $Type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let known = [$((Self::$FLAG, $word)),+].into_iter();
+                let set = known.filter(|(flag, _)| self.contains(*flag));
+                let words: Vec<&str> = set.map(|(_, word)| word).collect();
+                f.pad(match &*words.join("+") {
+                    "" => "none",
+                    words => words,
+                })
+            }
         }
-        text.split('+').try_fold(Self::empty(), |rights, name| {
-            let right = RIGHTS.iter().find(|(known, _)| *known == name);
-            let right = right.map(|(_, right)| rights | *right);
-            right.ok_or_else(|| {
-                no(
-                    "access",
-                    text,
-                    "read, write and device-atomic, with + between them",
-                )
-            })
-        })
-    }
+
+        impl std::str::FromStr for $Type {
+            type Err = $crate::Error;
+
+            /// From its `Display` form: words with `+` between them, or `none`.
+            ///
+            /// # Errors
+            /// `InvalidArgument`.
+            fn from_str(text: &str) -> $crate::Result<Self> {
+                if text == "none" {
+                    return Ok(Self::empty());
+                }
+                text.split('+').try_fold(Self::empty(), |flags, word| match word {
+                    $($word => Ok(flags | Self::$FLAG),)+
+                    _ => {
+                        let words = [$($word),+].join(", ");
+                        let wanted = format!("some of {words}, with + between them");
+                        Err($crate::types::text::no($what, text, wanted))
+                    }
+                })
+            }
+        }
+
+        #[cfg(feature = "serde")]
+        $crate::types::serial::as_text! { $Type }
+    };
+}
+pub(crate) use flags;
+
+flags! {
+    Access, "access":
+    READ = "read",
+    WRITE = "write",
+    DEVICE_ATOMIC = "device-atomic",
 }
 
 #[cfg(test)]

@@ -14,16 +14,22 @@ use std::{
 
 use bytes::Bytes;
 #[cfg(feature = "channel")]
-use wharf::channel::{PacketWidth, bootstrap::Launcher};
+use wharf::channel::{
+    CommunicatorId, GpuBufferKind, PacketWidth, TriggerKind,
+    bootstrap::{Launcher, Meeting, RootPlace, TcpRoot},
+};
 use wharf::{
-    Access, Admission, Arm, Buffer, BufferMut, Context, Descriptor, Error, ErrorKind, Mask, Mover,
-    Tag, TransportState, Via, When, Worker,
+    Access, Admission, Arm, Buffer, BufferMut, Context, Descriptor, Error, ErrorKind, Mask,
+    MemoryType, Mover, Operation, Tag, TransportState, Via, When, Worker,
     config::{Limits, Source},
-    memory::{Advice, Cause, MonitorKind, OverLimit, Timing, Validity},
-    transport::{Reach, Role},
+    memory::{
+        AddressRange, Advice, Cause, DomainCapabilities, EventClasses, MonitorKind, OverLimit,
+        Timing, Validity,
+    },
+    transport::{CopyEnd, DeviceAtomic, Export, Reach, Role, SendError, Stop, Zcopy},
 };
 #[cfg(feature = "serde")]
-use wharf::{AmId, MemoryType, Priority, Progress};
+use wharf::{AmId, Priority, Progress};
 
 use crate::support::{LIMIT, on_a_runtime};
 
@@ -241,6 +247,33 @@ fn kinds_as_text() {
     back(&[OverLimit::Uncached, OverLimit::Fail]);
     back(&[Advice::Normal, Advice::WillNeed]);
     back(&MonitorKind::ALL);
+    back(&[ErrorKind::ConnectionReset, ErrorKind::Io]);
+    back(&[Operation::TagSend, Operation::Atomic]);
+    back(&[Zcopy::Done, Zcopy::Pending]);
+    back(&[
+        DomainCapabilities::empty(),
+        DomainCapabilities::DETECT | DomainCapabilities::EXPORT,
+    ]);
+    back(&[EventClasses::all(), EventClasses::RUST_HEAP]);
+    back(&[
+        AddressRange::new(0x1000, 0x20).expect("a range"),
+        AddressRange::new(7, 0).expect("a range"),
+    ]);
+    assert!("0x20..0x10".parse::<AddressRange>().is_err());
+    back(&[
+        TransportState::Usable,
+        TransportState::Unavailable("no device: none".to_owned()),
+        TransportState::LeftOut("UCX_TLS".to_owned()),
+    ]);
+    back(&[Admission::Accept, Admission::Refuse("full: 7".to_owned())]);
+    #[cfg(feature = "channel")]
+    back(&[GpuBufferKind::Multicast, GpuBufferKind::Plain]);
+    #[cfg(feature = "channel")]
+    back(&[
+        TriggerKind::empty(),
+        TriggerKind::DATA | TriggerKind::FLUSH,
+        TriggerKind::all(),
+    ]);
     #[cfg(feature = "channel")]
     back(&[PacketWidth::Eight, PacketWidth::Sixteen]);
     #[cfg(feature = "channel")]
@@ -255,14 +288,65 @@ fn kinds_as_text() {
         Source::Env("WHARF_TLS"),
         Source::Env("UCX_TLS"),
     ]);
-    assert_eq!(
-        TransportState::LeftOut("UCX_TLS".to_owned()).to_string(),
-        "left out: UCX_TLS"
+}
+
+/// What holds more than a word is displayed for people, or is of one stable form.
+#[test]
+fn as_people_read_it() {
+    fn is(value: &dyn Display, text: &str) {
+        assert_eq!(value.to_string(), text);
+    }
+    is(&ErrorKind::ConnectionReset, "connection reset");
+    is(
+        &TransportState::LeftOut("UCX_TLS".to_owned()),
+        "left out: UCX_TLS",
     );
-    assert_eq!(
-        Admission::Refuse("full".to_owned()).to_string(),
-        "refused: full"
+    is(&Admission::Refuse("full".to_owned()), "refused: full");
+    is(&Export::Descriptor(vec![0; 12]), "a descriptor of 12 bytes");
+    is(
+        &Export::Impossible("no handle".to_owned()),
+        "impossible: no handle",
     );
+    is(&Stop::Certain("two roots".to_owned()), "two roots");
+    is(&Stop::Untried, "not tried yet");
+    is(&DeviceAtomic::FetchAdd(3), "fetch-add 3");
+    is(
+        &DeviceAtomic::CompareSwap {
+            compare: 1,
+            swap: 2,
+        },
+        "compare-swap 1 2",
+    );
+    is(&SendError::Full, "no room now");
+    let failed = Error::new(ErrorKind::ConnectionReset, "gone").over("tcp");
+    is(&SendError::Failed(failed), "gone over tcp");
+    let end = CopyEnd::Device {
+        address: 0x20,
+        memory_type: MemoryType::Cuda(1),
+    };
+    is(&end, "cuda:1 0x20");
+    let end = CopyEnd::Host {
+        address: std::ptr::without_provenance_mut(0x30),
+        pinned: false,
+    };
+    is(&end, "host 0x30");
+    #[cfg(feature = "channel")]
+    {
+        is(&Meeting::from("node0:29500"), "node0:29500");
+        is(&RootPlace::Nowhere, "nowhere");
+        is(&RootPlace::Name("job 7".to_owned()), "job 7 on this host");
+        is(&RootPlace::Address("node0:29500".to_owned()), "node0:29500");
+        // An id's secret is for those who are to join.
+        on_a_runtime(async {
+            let root = TcpRoot::bind("127.0.0.1:0").await.expect("listens");
+            let id = root.unique_id();
+            let place = id.addresses()[0].to_string();
+            is(&RootPlace::Id(id.clone()), &place);
+            is(&Meeting::Id(id.clone()), &place);
+            #[cfg(feature = "serde")]
+            in_serde(id, serde_json::json!(id.to_string()));
+        });
+    }
 }
 
 /// Any memory can be exposed with all rights.
@@ -294,16 +378,19 @@ fn all_rights() {
 }
 
 #[cfg(feature = "serde")]
+fn in_serde<T>(value: &T, as_json: serde_json::Value)
+where
+    T: serde_core::Serialize + serde_core::de::DeserializeOwned + PartialEq + Debug,
+{
+    assert_eq!(serde_json::to_value(value).expect("written"), as_json);
+    assert_eq!(&serde_json::from_value::<T>(as_json).expect("read"), value);
+}
+
+#[cfg(feature = "serde")]
 #[test]
 fn in_json() {
-    use serde_json::{from_value, json, to_value};
-    fn is<T>(value: &T, as_json: serde_json::Value)
-    where
-        T: serde_core::Serialize + serde_core::de::DeserializeOwned + PartialEq + Debug,
-    {
-        assert_eq!(to_value(value).expect("written"), as_json);
-        assert_eq!(&from_value::<T>(as_json).expect("read"), value);
-    }
+    use in_serde as is;
+    use serde_json::{from_value, json};
     is(&Tag(u64::MAX), json!(u64::MAX));
     is(&Mask(6), json!(6));
     is(&AmId(7), json!(7));
@@ -318,6 +405,17 @@ fn in_json() {
     #[cfg(feature = "channel")]
     is(&PacketWidth::Eight, json!("8"));
     is(&MonitorKind::Uffd, json!("uffd"));
+    is(&ErrorKind::PeerDied, json!("peer died"));
+    is(&Operation::Get, json!("get"));
+    is(&Admission::Accept, json!("accepted"));
+    is(&TransportState::Usable, json!("usable"));
+    is(&Source::Env("UCX_TLS"), json!("UCX_TLS"));
+    #[cfg(feature = "channel")]
+    {
+        let text = "00112233445566778899aabbccddeeff";
+        let id: CommunicatorId = text.parse().expect("an id");
+        is(&id, json!(text));
+    }
     assert!(from_value::<AmId>(json!(65536)).is_err());
     assert!(from_value::<Priority>(json!("urgent")).is_err());
     on_a_runtime(async {

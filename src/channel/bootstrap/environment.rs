@@ -79,6 +79,18 @@ pub enum RootPlace {
     Name(String),
 }
 
+/// For people; of an id, without its secret.
+impl fmt::Display for RootPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("nowhere"),
+            Self::Address(address) => f.write_str(address),
+            Self::Id(id) => id.places_for_people(f),
+            Self::Name(name) => write!(f, "{name} on this host"),
+        }
+    }
+}
+
 /// What a launcher told this process of its group.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Launch {

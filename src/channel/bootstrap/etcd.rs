@@ -169,6 +169,15 @@ pub enum Change {
     Left(Member),
 }
 
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Joined(member) => write!(f, "{} joined", member.name),
+            Self::Left(member) => write!(f, "{} left", member.name),
+        }
+    }
+}
+
 /// A place in a group, kept until it is dropped.
 #[derive(Debug)]
 pub struct Membership {

@@ -1,6 +1,7 @@
 //! A group over TCP.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -31,6 +32,16 @@ pub enum Meeting {
     Id(UniqueId),
     /// `host:port`, where rank 0 listens and the others find it.
     Address(String),
+}
+
+/// For people; of an id, without its secret.
+impl fmt::Display for Meeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.places_for_people(f),
+            Self::Address(address) => f.write_str(address),
+        }
+    }
 }
 
 impl From<UniqueId> for Meeting {

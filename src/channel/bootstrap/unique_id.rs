@@ -60,6 +60,12 @@ impl UniqueId {
         self.addresses.iter().copied().map(Address::Tcp).collect()
     }
 
+    /// Where rank 0 listens, without the secret.
+    pub(super) fn places_for_people(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        f.write_str(&places.join(" or "))
+    }
+
     /// The id as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; LENGTH] {
@@ -161,6 +167,9 @@ impl FromStr for UniqueId {
         }
     }
 }
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_bytes! { UniqueId: Self::to_bytes, Self::from_bytes }
 
 /// Without the secret.
 impl fmt::Debug for UniqueId {

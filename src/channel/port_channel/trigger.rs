@@ -8,44 +8,33 @@
 //!
 //! The layout is MSCCL++'s `ProxyTrigger`, so that what is known of it carries over.
 
-use std::ops::BitOr;
-
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::text::flags,
+};
 
 /// Memories of each side, and semaphores, that a proxy can have: what a trigger has bits for.
 pub const MAX_MEMORIES: usize = 1 << 9;
 /// See [`MAX_MEMORIES`].
 pub const MAX_SEMAPHORES: usize = 1 << 10;
 
-/// What a trigger asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TriggerKind(u8);
-
-impl TriggerKind {
-    /// A put.
-    #[doc(alias = "TriggerData")]
-    pub const DATA: Self = Self(1);
-    /// A signal, behind the puts before it.
-    #[doc(alias = "TriggerFlag")]
-    pub const SIGNAL: Self = Self(2);
-    /// To be told when all before it is done.
-    #[doc(alias = "TriggerSync")]
-    pub const FLUSH: Self = Self(4);
-
-    /// Whether it asks for this.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
+bitflags::bitflags! {
+    /// What a trigger asks for.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct TriggerKind: u8 {
+        /// A put.
+        #[doc(alias = "TriggerData")]
+        const DATA = 1;
+        /// A signal, behind the puts before it.
+        #[doc(alias = "TriggerFlag")]
+        const SIGNAL = 2;
+        /// To be told when all before it is done.
+        #[doc(alias = "TriggerSync")]
+        const FLUSH = 4;
     }
 }
 
-impl BitOr for TriggerKind {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
+flags! { TriggerKind, "kind of trigger": DATA = "data", SIGNAL = "signal", FLUSH = "flush" }
 
 /// One request to a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,7 +74,7 @@ impl Trigger {
         let second = u64::from(self.destination_offset)
             | u64::from(self.source) << 32
             | u64::from(self.destination) << 41
-            | u64::from(self.kind.0 & 7) << 50
+            | u64::from(self.kind.bits() & 7) << 50
             | u64::from(self.semaphore) << 53;
         Ok([first, second])
     }
@@ -95,7 +84,7 @@ impl Trigger {
     pub fn from_words([first, second]: [u64; 2]) -> Self {
         let bits = |from: u32, count: u32| (second >> from & ((1 << count) - 1)) as u16;
         Self {
-            kind: TriggerKind(bits(50, 3) as u8),
+            kind: TriggerKind::from_bits_truncate(bits(50, 3) as u8),
             size: first as u32,
             source_offset: (first >> 32) as u32,
             destination_offset: second as u32,

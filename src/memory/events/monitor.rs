@@ -6,7 +6,11 @@
 
 use std::fmt;
 
-use crate::{error::Result, memory::AddressRange, types::text::words};
+use crate::{
+    error::Result,
+    memory::AddressRange,
+    types::text::{flags, words},
+};
 
 /// When an event arrives, relative to the change that it tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +83,19 @@ bitflags::bitflags! {
         /// What the program or another library tells.
         const NOTIFIED = 1 << 8;
     }
+}
+
+flags! {
+    EventClasses, "class of changes":
+    UNMAP = "unmap",
+    OVERMAP = "overmap",
+    REMAP = "remap",
+    DISCARD = "discard",
+    BREAK = "break",
+    SYSV = "sysv",
+    DIRECT = "direct",
+    RUST_HEAP = "rust-heap",
+    NOTIFIED = "notified",
 }
 
 impl EventClasses {

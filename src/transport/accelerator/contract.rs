@@ -125,6 +125,15 @@ pub enum Export {
     Impossible(String),
 }
 
+impl fmt::Display for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Descriptor(bytes) => write!(f, "a descriptor of {} bytes", bytes.len()),
+            Self::Impossible(why) => write!(f, "impossible: {why}"),
+        }
+    }
+}
+
 impl Export {
     /// Longest descriptor, in bytes.
     pub const MAX: usize = 512;
@@ -211,6 +220,25 @@ pub enum CopyEnd {
     },
 }
 
+impl fmt::Display for CopyEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host { address, pinned } => {
+                let memory_type = if *pinned {
+                    MemoryType::HostPinned
+                } else {
+                    MemoryType::Host
+                };
+                write!(f, "{memory_type} {:p}", *address)
+            }
+            Self::Device {
+                address,
+                memory_type,
+            } => write!(f, "{memory_type} {address:#x}"),
+        }
+    }
+}
+
 /// Bytes to copy. At least one end is the accelerator's.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRequest {
@@ -273,6 +301,15 @@ pub enum Stop {
     Untried,
 }
 
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Certain(why) => why,
+            Self::Untried => "not tried yet",
+        })
+    }
+}
+
 /// A stream of the program's own: a queue of work for a device, in which it is done in order. Made by the types of its vendor, such as
 /// [`CudaStream`](crate::transport::cuda::CudaStream).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,6 +326,20 @@ pub enum DevicePlace {
     Stream(DeviceStream),
     /// What this event was last recorded behind, with the fields of a stream.
     Event(DeviceStream),
+}
+
+impl fmt::Display for DevicePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, of) = match self {
+            Self::Stream(of) => ("stream", of),
+            Self::Event(of) => ("event", of),
+        };
+        write!(
+            f,
+            "{what} {:#x} of device {} of {}",
+            of.raw, of.device, of.accelerator
+        )
+    }
 }
 
 impl DeviceStream {
