@@ -20,6 +20,8 @@ use std::{
     },
 };
 
+use bytes::Bytes;
+
 use super::{AddressRange, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -417,6 +419,25 @@ impl DerefMut for HostBufferMut {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; the borrow is unique.
         unsafe { slice::from_raw_parts_mut(self.address(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for HostBufferMut {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for HostBufferMut {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl From<HostBufferMut> for Bytes {
+    /// Without a copy: the memory lives as long as these.
+    fn from(buffer: HostBufferMut) -> Self {
+        Self::from_owner(buffer)
     }
 }
 

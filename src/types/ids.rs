@@ -32,12 +32,6 @@ pub struct EndpointId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AmId(pub u16);
 
-impl From<u16> for AmId {
-    fn from(id: u16) -> Self {
-        Self(id)
-    }
-}
-
 /// A link as its interface knows it: chosen by the worker when the link is attached, and never used again for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);

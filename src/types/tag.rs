@@ -22,9 +22,3 @@ impl Mask {
         (wanted.0 ^ message.0) & self.0 == 0
     }
 }
-
-impl From<u64> for Tag {
-    fn from(value: u64) -> Self {
-        Self(value)
-    }
-}

@@ -1,4 +1,5 @@
-//! Numbers and words of the interface, as text and back: in configuration, logs and on command lines.
+//! Numbers and words of the interface: made of plain numbers, and as text in configuration, logs
+//! and on command lines; and back.
 
 use std::{fmt, str::FromStr};
 
@@ -21,7 +22,19 @@ pub(crate) fn no(what: &str, text: &str, wanted: impl fmt::Display) -> Error {
 }
 
 macro_rules! numbers {
-    ($($Type:ident, $what:literal, $form:literal;)*) => {$(
+    ($($Type:ident($Number:ty), $what:literal, $form:literal;)*) => {$(
+        impl From<$Number> for $Type {
+            fn from(number: $Number) -> Self {
+                Self(number)
+            }
+        }
+
+        impl From<$Type> for $Number {
+            fn from(value: $Type) -> Self {
+                value.0
+            }
+        }
+
         impl fmt::Display for $Type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, $form, self.0)
@@ -44,11 +57,11 @@ macro_rules! numbers {
 }
 
 numbers! {
-    Tag, "tag", "{:#x}";
-    Mask, "mask", "{:#x}";
-    EndpointId, "endpoint", "{}";
-    AmId, "active message id", "{}";
-    LinkId, "link", "{}";
+    Tag(u64), "tag", "{:#x}";
+    Mask(u64), "mask", "{:#x}";
+    EndpointId(u64), "endpoint", "{}";
+    AmId(u16), "active message id", "{}";
+    LinkId(u64), "link", "{}";
 }
 
 impl FromStr for WorkerId {

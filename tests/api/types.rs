@@ -19,8 +19,9 @@ use wharf::channel::{
     bootstrap::{Launcher, Meeting, RootPlace, TcpRoot},
 };
 use wharf::{
-    Access, Admission, Arm, Buffer, BufferMut, Context, Descriptor, Error, ErrorKind, Mask,
-    MemoryType, Mover, Operation, Tag, TransportState, Via, When, Worker,
+    Access, Admission, AmId, Arm, Buffer, BufferMut, Context, Descriptor, EndpointId, Error,
+    ErrorKind, HostBufferMut, Mask, MemoryType, Mover, Operation, Tag, TransportState, Via, When,
+    Worker,
     config::{Limits, Source},
     memory::{
         AddressRange, Advice, Cause, DomainCapabilities, EventClasses, MonitorKind, OverLimit,
@@ -29,7 +30,7 @@ use wharf::{
     transport::{CopyEnd, DeviceAtomic, Export, Reach, Role, SendError, Stop, Zcopy},
 };
 #[cfg(feature = "serde")]
-use wharf::{AmId, Priority, Progress};
+use wharf::{Priority, Progress};
 
 use crate::support::{LIMIT, on_a_runtime};
 
@@ -220,6 +221,20 @@ fn what_was_received() {
         let at = received.buffer.as_ptr();
         let bytes = Bytes::from(received);
         assert_eq!((&bytes[..], bytes.as_ptr()), (&b"twelve bytes"[..], at));
+        // And memory that wharf allocated.
+        let memory = worker.context().allocate(100).await.expect("memory");
+        endpoint
+            .tag_send(Tag(1), *b"twelve bytes")
+            .await
+            .expect("sent");
+        let received = worker.tag_recv(Tag(1), memory).await;
+        let mut received = received.expect("received");
+        received.buffer.as_mut()[0] = b'T';
+        assert_eq!(received.as_ref(), b"Twelve bytes");
+        let at = received.buffer.as_ptr();
+        let bytes = Bytes::from(received);
+        assert_eq!((&bytes[..], bytes.as_ptr()), (&b"Twelve bytes"[..], at));
+        assert!(Bytes::from(HostBufferMut::default()).is_empty());
         let _ = BufferMut::from(vec![0; 3]);
         worker.shutdown(LIMIT).await.expect("shut down");
     });
@@ -288,6 +303,15 @@ fn kinds_as_text() {
         Source::Env("WHARF_TLS"),
         Source::Env("UCX_TLS"),
     ]);
+}
+
+/// What is a number is made of one, and made into one.
+#[test]
+fn numbers_and_back() {
+    assert_eq!(u64::from(Tag::from(7_u64)), 7);
+    assert_eq!(u64::from(Mask::from(u64::MAX)), Mask::ALL.0);
+    assert_eq!(u16::from(AmId::from(7_u16)), 7);
+    assert_eq!(u64::from(EndpointId::from(7)), 7);
 }
 
 /// What holds more than a word is displayed for people, or is of one stable form.
