@@ -115,16 +115,24 @@ impl IncomingInfo {
         self.via
     }
 
-    /// The address that it comes from, over TCP and RDMA.
+    /// The address that it comes from, over TCP and RDMA; also of who dialled an address of this
+    /// host and went on over the Unix socket, which has
+    /// [`peer_credentials`](Self::peer_credentials) too.
     #[must_use]
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.origin.address()
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.origin.peer
+    }
+
+    /// The address that it has dialled, where it [has](Self::peer_addr) one.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.origin.local
     }
 
     /// Its process, user and group, over the Unix socket: as the kernel recorded them when it connected.
     #[must_use]
-    pub fn process(&self) -> Option<PeerCredentials> {
-        self.origin.process()
+    pub fn peer_credentials(&self) -> Option<PeerCredentials> {
+        self.origin.process
     }
 
     /// The certificates that it has shown over TLS, its own first, which have passed the verifier; `None` where none were asked for, and over

@@ -128,8 +128,10 @@ impl ContextBuilder {
     /// use wharf::{Admission, Context};
     ///
     /// let context = Context::builder()
-    ///     .admit(|peer| match peer.address() {
-    ///         Some(address) if !address.ip().is_loopback() => Admission::Refuse("from this host only".to_owned()),
+    ///     .admit(|peer| match peer.peer_addr() {
+    ///         Some(from) if peer.peer_credentials().is_none() && !from.ip().is_loopback() => {
+    ///             Admission::Refuse("from this host only".to_owned())
+    ///         }
     ///         _ => Admission::Accept,
     ///     })
     ///     .build()?;

@@ -134,19 +134,27 @@ impl Endpoint {
         self.ask(|peer| peer.worker)
     }
 
-    /// The address that the peer was connected by, or connected from, over TCP or by an RDMA address; messages may go another way. `None`: it is on this host and
-    /// was met there, or the connection has ended.
+    /// The peer's end of the TCP or RDMA connection that the two met over: the address that was dialled, or dialled from. Messages may go another way, over shared
+    /// memory for one. `None`: they met over the Unix socket of this host, where a worker's address leads, or the connection has ended.
     #[must_use]
     #[doc(alias = "UCP_EP_ATTR_FIELD_REMOTE_SOCKADDR")]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.ask(|peer| peer.info.origin.address()).flatten()
+        self.ask(|peer| peer.info.origin.peer).flatten()
     }
 
-    /// The peer's process, user and group, as the kernel recorded them when the connection was made over the Unix socket of this host. `None`: it was made
-    /// another way, or has ended.
+    /// This side's end of that connection, which is the [`peer_addr`](Self::peer_addr) of the other side's endpoint where nothing between them translates addresses.
+    /// `None` as there.
+    #[must_use]
+    #[doc(alias = "UCP_EP_ATTR_FIELD_LOCAL_SOCKADDR")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.ask(|peer| peer.info.origin.local).flatten()
+    }
+
+    /// The peer's process, user and group, as the kernel recorded them when the connection was made over the Unix socket of this host; it may have begun
+    /// at an address. `None`: it was made another way, or has ended.
     #[must_use]
     pub fn peer_credentials(&self) -> Option<PeerCredentials> {
-        self.ask(|peer| peer.info.origin.process()).flatten()
+        self.ask(|peer| peer.info.origin.process).flatten()
     }
 
     /// The transports in use, the one that carries messages first.

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -18,6 +19,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use crate::{
     error::{Operation, Result},
     memory::Buffer,
+    transport::channel::PeerCredentials,
     types::WorkerId,
     worker::{
         core::Core,
@@ -220,12 +222,43 @@ impl ByteStream {
     pub fn peer(&self) -> Option<WorkerId> {
         self.endpoint().peer()
     }
+}
 
-    /// The endpoint that it belongs to.
-    #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.reader.inner.endpoint
-    }
+/// Of each half as of both.
+macro_rules! of_endpoint {
+    ($($Type:ident: $($inner:ident).+;)+) => {$(
+        impl $Type {
+            /// The endpoint that it belongs to.
+            #[must_use]
+            pub fn endpoint(&self) -> &Endpoint {
+                &self.$($inner).+.endpoint
+            }
+
+            /// As [`Endpoint::peer_addr`].
+            #[must_use]
+            pub fn peer_addr(&self) -> Option<SocketAddr> {
+                self.endpoint().peer_addr()
+            }
+
+            /// As [`Endpoint::local_addr`].
+            #[must_use]
+            pub fn local_addr(&self) -> Option<SocketAddr> {
+                self.endpoint().local_addr()
+            }
+
+            /// As [`Endpoint::peer_credentials`].
+            #[must_use]
+            pub fn peer_credentials(&self) -> Option<PeerCredentials> {
+                self.endpoint().peer_credentials()
+            }
+        }
+    )+};
+}
+
+of_endpoint! {
+    ByteStream: reader.inner;
+    ByteReader: inner;
+    ByteWriter: inner;
 }
 
 impl ByteReader {
@@ -250,12 +283,6 @@ impl ByteReader {
         } else {
             Err(ReuniteError(self, writer))
         }
-    }
-
-    /// The endpoint that it belongs to.
-    #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.inner.endpoint
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
@@ -295,12 +322,6 @@ impl ByteWriter {
         self.inner
             .shared()
             .ask(|engine| engine.core.reset_stream(self.inner.key));
-    }
-
-    /// The endpoint that it belongs to.
-    #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.inner.endpoint
     }
 }
 

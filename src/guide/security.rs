@@ -96,8 +96,10 @@
 //!             .each_source(|quota| quota.connections(64).unexpected_bytes(32 << 20))
 //!             .whole_worker(|quota| quota.connections(4096).unexpected_bytes(256 << 20)),
 //!     )
-//!     .admit(|peer| match peer.address() {
-//!         Some(address) if !address.ip().is_loopback() => Admission::Refuse("from this host only".to_owned()),
+//!     .admit(|peer| match peer.peer_addr() {
+//!         Some(from) if peer.peer_credentials().is_none() && !from.ip().is_loopback() => {
+//!             Admission::Refuse("from this host only".to_owned())
+//!         }
 //!         _ => Admission::Accept,
 //!     })
 //!     .build()?;

@@ -21,6 +21,7 @@ use crate::{
     endpoint::{Endpoint, SocketAddresses, Worker},
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
+    transport::channel::PeerCredentials,
     types::WorkerId,
     util::tasks::spawn,
     worker::connect::{self, Place, Request},
@@ -209,6 +210,24 @@ impl Incoming {
     #[must_use]
     pub fn info(&self) -> Option<&IncomingInfo> {
         self.request.as_ref().map(|request| &request.info)
+    }
+
+    /// As [`Endpoint::peer_addr`] of what it becomes; `None` once it was answered.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.info()?.peer_addr()
+    }
+
+    /// As [`Endpoint::local_addr`] of what it becomes; `None` once it was answered.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.info()?.local_addr()
+    }
+
+    /// As [`Endpoint::peer_credentials`] of what it becomes; `None` once it was answered.
+    #[must_use]
+    pub fn peer_credentials(&self) -> Option<PeerCredentials> {
+        self.info()?.peer_credentials()
     }
 
     /// The certificates that the peer has shown over TLS, its own first; all of them have passed the [server's](rustls::ServerConfig) verifier. `None`: that

@@ -200,8 +200,8 @@ impl fmt::Debug for StreamListener {
 pub struct StreamAddr {
     worker: Option<WorkerId>,
     endpoint: Option<EndpointId>,
-    socket: Option<SocketAddr>,
-    credentials: Option<PeerCredentials>,
+    peer_addr: Option<SocketAddr>,
+    peer_credentials: Option<PeerCredentials>,
     #[cfg(feature = "tls")]
     certificates: Option<Arc<[rustls::pki_types::CertificateDer<'static>]>>,
 }
@@ -211,8 +211,8 @@ impl StreamAddr {
         Self {
             worker: endpoint.peer(),
             endpoint: Some(endpoint.id()),
-            socket: endpoint.peer_addr(),
-            credentials: endpoint.peer_credentials(),
+            peer_addr: endpoint.peer_addr(),
+            peer_credentials: endpoint.peer_credentials(),
             #[cfg(feature = "tls")]
             certificates: endpoint.peer_certificates(),
         }
@@ -224,8 +224,8 @@ impl StreamAddr {
         Self {
             worker: Some(listener.worker.id()),
             endpoint: None,
-            socket: Some(listener.address),
-            credentials: None,
+            peer_addr: Some(listener.address),
+            peer_credentials: None,
             #[cfg(feature = "tls")]
             certificates: None,
         }
@@ -243,32 +243,32 @@ impl StreamAddr {
         self.endpoint
     }
 
-    /// As [`Endpoint::peer_addr`].
+    /// As [`Endpoint::peer_addr`]; where a listener listens, its address.
     #[must_use]
-    pub fn socket(&self) -> Option<SocketAddr> {
-        self.socket
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.peer_addr
     }
 
     /// As [`Endpoint::peer_credentials`].
     #[must_use]
-    pub fn credentials(&self) -> Option<PeerCredentials> {
-        self.credentials
+    pub fn peer_credentials(&self) -> Option<PeerCredentials> {
+        self.peer_credentials
     }
 
     /// As [`Endpoint::peer_certificates`].
     #[cfg(feature = "tls")]
     #[must_use]
-    pub fn certificates(&self) -> Option<&[rustls::pki_types::CertificateDer<'static>]> {
+    pub fn peer_certificates(&self) -> Option<&[rustls::pki_types::CertificateDer<'static>]> {
         self.certificates.as_deref()
     }
 }
 
-/// For people: the address, or the process on this host, and the worker.
+/// For people: the process on this host, or the address, and the worker.
 impl fmt::Display for StreamAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.socket, self.credentials) {
-            (Some(socket), _) => write!(f, "{socket}")?,
-            (None, Some(credentials)) => write!(f, "process {}", credentials.pid)?,
+        match (self.peer_credentials, self.peer_addr) {
+            (Some(process), _) => write!(f, "process {}", process.pid)?,
+            (None, Some(address)) => write!(f, "{address}")?,
             (None, None) => f.write_str("a peer")?,
         }
         match self.worker {

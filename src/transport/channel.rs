@@ -44,7 +44,7 @@ pub use crate::sys::fd_passing::PeerCredentials;
 pub struct Channel {
     socket: Socket,
     peer_name: String,
-    peer_address: Option<SocketAddr>,
+    origin: Origin,
     /// The message that is being received, from its length on.
     partial: Vec<u8>,
     partial_fds: Vec<OwnedFd>,
@@ -135,28 +135,31 @@ impl Activity {
     }
 }
 
-/// Where a peer is, as this side's system says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    Socket(SocketAddr),
-    Process(PeerCredentials),
-    Unknown,
+/// Where the two ends are, as this side's system says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// This end's address, where the two met at one: over TCP or RDMA.
+    pub(crate) local: Option<SocketAddr>,
+    /// The other end's.
+    pub(crate) peer: Option<SocketAddr>,
+    /// The other end, over a Unix socket.
+    pub(crate) process: Option<PeerCredentials>,
 }
 
 impl Origin {
-    pub(crate) fn address(self) -> Option<SocketAddr> {
-        match self {
-            Self::Socket(address) => Some(address),
-            Self::Process(_) | Self::Unknown => None,
+    /// For what is counted by source. A user of this host is one, whatever address they met at.
+    pub(crate) fn source(self) -> Source {
+        match (self.process, self.peer) {
+            (Some(process), _) => Source::User(process.uid),
+            (None, Some(address)) => address.ip().into(),
+            (None, None) => Source::Unknown,
         }
     }
+}
 
-    pub(crate) fn process(self) -> Option<PeerCredentials> {
-        match self {
-            Self::Process(process) => Some(process),
-            Self::Socket(_) | Self::Unknown => None,
-        }
-    }
+/// How errors name a peer of which the system tells this.
+fn named(peer: Option<impl ToString>) -> String {
+    peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string())
 }
 
 impl Drop for Channel {
@@ -184,11 +187,14 @@ impl Channel {
     /// A channel over TCP. Passes no descriptors.
     #[must_use]
     pub fn tcp(stream: TcpStream) -> Self {
-        let address = stream.peer_addr().ok();
+        let origin = Origin {
+            local: stream.local_addr().ok(),
+            peer: stream.peer_addr().ok(),
+            process: None,
+        };
         // Else the second of two messages waits for the peer's word on the first. One that cannot be set is slow, no more.
         let _ = stream.set_nodelay(true);
-        let peer_name = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
-        Self::new(Socket::Tcp(stream), peer_name, address)
+        Self::new(Socket::Tcp(stream), named(origin.peer), origin)
     }
 
     /// A channel over TCP under TLS that both ends have agreed on.
@@ -197,29 +203,31 @@ impl Channel {
         Self::new(
             Socket::Tls(stream, Box::new(session)),
             "secured".to_owned(),
-            None,
+            Origin::default(),
         )
     }
 
     /// A channel over a Unix socket. Passes descriptors.
     #[must_use]
     pub fn unix(stream: UnixStream) -> Self {
-        let peer_name = fd_passing::peer_credentials(stream.as_fd())
-            .map_or_else(|_| "unknown".to_owned(), |peer| peer.to_string());
-        Self::new(Socket::Unix(stream), peer_name, None)
+        let origin = Origin {
+            process: fd_passing::peer_credentials(stream.as_fd()).ok(),
+            ..Origin::default()
+        };
+        Self::new(Socket::Unix(stream), named(origin.process), origin)
     }
 
     /// A channel over an RDMA connection, by the socket of the task that carries it. Passes no descriptors.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "made by `rdmacm`"))]
     pub(crate) fn rdma(stream: UnixStream, peer_name: String, ending: Ending) -> Self {
-        Self::new(Socket::Rdma(stream, ending), peer_name, None)
+        Self::new(Socket::Rdma(stream, ending), peer_name, Origin::default())
     }
 
-    fn new(socket: Socket, peer_name: String, peer_address: Option<SocketAddr>) -> Self {
+    fn new(socket: Socket, peer_name: String, origin: Origin) -> Self {
         Self {
             socket,
             peer_name,
-            peer_address,
+            origin,
             partial: Vec::new(),
             partial_fds: Vec::new(),
             send_torn: false,
@@ -346,41 +354,29 @@ impl Channel {
         self.peer_name.clone()
     }
 
-    /// As its socket cannot tell, where it is carried by another.
-    pub(crate) fn set_peer_address(&mut self, address: Option<SocketAddr>) {
-        self.peer_address = address;
+    /// The two met at these addresses, of which the socket that carries it cannot tell.
+    pub(crate) fn met_at(&mut self, Origin { local, peer, .. }: Origin) {
+        self.origin = Origin {
+            local,
+            peer,
+            ..self.origin
+        };
     }
 
-    /// Where the peer is.
+    /// Where both ends are.
     pub(crate) fn origin(&self) -> Origin {
-        match (self.peer_address, self.peer_credentials()) {
-            (Some(address), _) => Origin::Socket(address),
-            (None, Some(peer)) => Origin::Process(peer),
-            (None, None) => Origin::Unknown,
-        }
+        self.origin
     }
 
     /// Where the peer is, for what is counted by source.
     pub(crate) fn source(&self) -> Source {
-        match self.origin() {
-            Origin::Socket(address) => address.ip().into(),
-            Origin::Process(process) => Source::User(process.uid),
-            Origin::Unknown => Source::Unknown,
-        }
+        self.origin.source()
     }
 
     /// Who the peer is, when the channel is a Unix socket.
     #[must_use]
     pub fn peer_credentials(&self) -> Option<PeerCredentials> {
-        fd_passing::peer_credentials(self.unix_fd()?).ok()
-    }
-
-    /// The Unix socket, to ask the kernel about the peer.
-    pub(crate) fn unix_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.socket {
-            Socket::Unix(stream) => Some(stream.as_fd()),
-            Socket::Tcp(_) | Socket::Tls(..) | Socket::Rdma(..) | Socket::Taken => None,
-        }
+        self.origin.process
     }
 
     /// Sends one message with at most 8 descriptors.

@@ -100,7 +100,7 @@ pub struct PeerInfo {
     /// What it has shown over TLS.
     #[cfg_attr(not(feature = "tls"), allow(dead_code))]
     pub(crate) certificates: Option<Certificates>,
-    /// Where the connection was made from.
+    /// Where both ends are.
     pub(crate) origin: Origin,
 }
 

@@ -120,7 +120,7 @@ impl Bed {
                 identity: identity().clone(),
                 name: "hostile".into(),
                 certificates: None,
-                origin: crate::transport::channel::Origin::Unknown,
+                origin: crate::transport::channel::Origin::default(),
             },
             account,
             transports: Vec::new(),

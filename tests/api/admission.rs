@@ -45,12 +45,14 @@ scenarios! { between workers:
             assert!(!peer.knows_secret(), "there is none");
             match way.is_network() {
                 true => {
-                    assert_eq!((peer.via(), peer.process()), (Via::Tcp, None));
-                    assert!(peer.address().is_some());
+                    assert_eq!((peer.via(), peer.peer_credentials()), (Via::Tcp, None));
+                    assert!(peer.peer_addr().is_some());
                 }
                 false => {
-                    assert_eq!((peer.via(), peer.address()), (Via::Unix, None));
-                    let process = peer.process().expect("the kernel knows");
+                    assert_eq!(peer.via(), Via::Unix);
+                    // Whoever has dialled an address has one.
+                    assert_eq!(peer.peer_addr().is_none(), by_address);
+                    let process = peer.peer_credentials().expect("the kernel knows");
                     assert_eq!(process.pid, std::process::id());
                     assert_eq!(process.uid, nix::unistd::geteuid().as_raw());
                 }

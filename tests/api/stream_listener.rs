@@ -69,8 +69,9 @@ scenarios! { between workers:
                 let (mut stream, from) = listener.accept().await.expect("a stream");
                 assert_eq!(from.worker(), stream.peer());
                 assert_eq!(from.endpoint(), Some(stream.endpoint().id()));
-                assert_eq!(from.socket().is_some(), way.is_network(), "{from}");
-                let process = from.credentials().map(|peer| peer.pid);
+                assert_eq!(from.peer_addr(), stream.peer_addr(), "{from}");
+                assert!(from.peer_addr().is_some(), "it has dialled one: {from}");
+                let process = from.peer_credentials().map(|peer| peer.pid);
                 assert_eq!(process, (!way.is_network()).then(std::process::id), "{from}");
                 let peer = clients.iter().position(|(client, _)| Some(client.id()) == from.worker());
                 let next = &mut next[peer.expect("a client's")];

@@ -1,4 +1,5 @@
-//! Nobody is taken for somebody else: an id belongs to who can prove it.
+//! Who is at the other end, and where. Nobody is taken for somebody else: an id belongs to who can
+//! prove it.
 
 use std::{os::linux::net::SocketAddrExt, time::Duration};
 
@@ -6,7 +7,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
-use wharf::{Context, ErrorKind, Worker, WorkerAddress};
+use wharf::{Context, ErrorKind, Tag, Worker, WorkerAddress};
 
 use crate::{
     fixture::{Way, run},
@@ -567,6 +568,77 @@ fn both_ends_hear_of_a_wrong_secret() {
                 .expect_err("no common secret");
             assert_eq!(error.kind(), ErrorKind::AuthenticationFailed, "{error}");
             assert!(error.to_string().contains("secret"), "{error}");
+        }
+    });
+}
+
+/// Where both ends of something are, as each of its handles says: this one, the other, and the
+/// other's process.
+macro_rules! ends {
+    ($of:expr) => {{
+        let of = &$of;
+        let process = of.peer_credentials().map(|peer| peer.pid);
+        (of.local_addr(), of.peer_addr(), process)
+    }};
+}
+
+/// Who dials an address has one, and the other end has it too, whatever carries the messages; one's
+/// own is the other's peer's. Requests, endpoints, streams and their halves say the same.
+#[test]
+fn both_ends_know_where_they_are() {
+    run(async {
+        for way in [Way::Tcp, Way::Shm] {
+            let (here, there) = (way.worker(), way.worker());
+            let listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let process = (!way.is_network()).then(std::process::id);
+
+            let (near, (asks, far)) = tokio::join!(here.connect(listener.local_addr()), async {
+                let incoming = listener.accept().await.expect("a request");
+                assert_eq!(
+                    ends!(incoming),
+                    ends!(incoming.info().expect("not answered yet"))
+                );
+                (ends!(incoming), incoming.accept().await.expect("accepted"))
+            });
+            let near = near.expect("connected");
+            let (own, peer) = (near.local_addr(), near.peer_addr());
+            assert_eq!(peer, Some(listener.local_addr()), "{way:?}");
+            assert_ne!(own, peer, "{way:?}");
+            assert!(own.is_some_and(|own| own.ip().is_loopback() && own.port() != 0));
+            assert_eq!(ends!(near), (own, peer, process), "{way:?}");
+            assert_eq!(ends!(far), (peer, own, process), "{way:?}");
+            assert_eq!(asks, ends!(far), "{way:?}");
+
+            let (stream, other) = tokio::join!(
+                async {
+                    let mut stream = near.stream().await.expect("a stream");
+                    stream.write_all(b"hello").await.expect("written");
+                    stream
+                },
+                async { far.accept_stream().await.expect("a stream") }
+            );
+            assert_eq!((ends!(stream), ends!(other)), (ends!(near), ends!(far)));
+            let (reader, writer) = other.into_split();
+            assert_eq!((ends!(reader), ends!(writer)), (ends!(far), ends!(far)));
+
+            // By the worker's address, which leads to a Unix socket where there is one.
+            let address = there.address().expect("an address");
+            let by_address = way.worker();
+            let near = by_address.connect(&address).await.expect("connected");
+            near.tag_send(Tag(1), [7]).await.expect("sent");
+            let from = there
+                .tag_recv(Tag(1), vec![0])
+                .await
+                .expect("a message")
+                .from;
+            let far = there.endpoint(from).expect("connected");
+            let (own, peer) = (near.local_addr(), near.peer_addr());
+            assert_eq!(ends!(near), (own, peer, process), "{way:?}");
+            assert_eq!(ends!(far), (peer, own, process), "{way:?}");
+            match way.is_network() {
+                true => assert!(address.sockets().contains(&peer.expect("over TCP"))),
+                false => assert_eq!((own, peer), (None, None)),
+            }
         }
     });
 }

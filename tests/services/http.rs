@@ -132,7 +132,7 @@ fn axum_takes_and_gives() {
         let (_server, listener, address) = listens(transport).await;
         let local = listener.local_addr();
         let own = axum::serve::Listener::local_addr(&listener).expect("an address");
-        assert_eq!((own.socket(), own.endpoint()), (Some(local), None));
+        assert_eq!((own.peer_addr(), own.endpoint()), (Some(local), None));
         let serving = tokio::spawn(axum::serve(listener, router()).into_future());
         let clients = [worker(transport), worker(transport)];
         for client in &clients {

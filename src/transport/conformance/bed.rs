@@ -483,7 +483,7 @@ fn connect(
         identity: identity().clone(),
         name: "the other end".to_owned(),
         certificates: None,
-        origin: crate::transport::channel::Origin::Unknown,
+        origin: crate::transport::channel::Origin::default(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

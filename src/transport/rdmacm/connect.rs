@@ -16,7 +16,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     sys::blocking::{Offloaded, blocking},
-    transport::channel::Channel,
+    transport::channel::{Channel, Origin},
     types::Source,
 };
 
@@ -116,8 +116,7 @@ impl Listening {
                 return Err(error);
             }
             let Some(id) = event.incoming else { continue };
-            let from = id.peer_address();
-            let peer = name(&id);
+            let (origin, peer) = (origin(&id), name(&id));
             // Before the next event is taken: what is told of it later goes there.
             let cm = self.cm;
             let moved = Offloaded::new(id).then(move |mut id| {
@@ -134,7 +133,7 @@ impl Listening {
                         id,
                         events,
                         data: event.data,
-                        from,
+                        origin,
                         peer,
                         verbs: self.verbs,
                         keepalive: self.keepalive,
@@ -155,7 +154,7 @@ pub(crate) struct Asked {
     events: Events,
     /// What it said with that.
     data: Vec<u8>,
-    from: Option<SocketAddr>,
+    origin: Origin,
     peer: String,
     verbs: &'static Verbs,
     keepalive: Option<Duration>,
@@ -169,7 +168,7 @@ impl Asked {
 
     /// Where it comes from, for what is counted by source.
     pub(crate) fn source(&self) -> Source {
-        self.from.map_or(Source::Unknown, |from| from.ip().into())
+        self.origin.source()
     }
 
     /// Gives it its channel. The caller sets the deadline.
@@ -203,7 +202,7 @@ impl Asked {
         self.events.expect(EventKind::ESTABLISHED).await?;
         let (peer, keepalive) = (self.peer, self.keepalive);
         let mut channel = pump::start(end, self.events, completions, theirs, peer, keepalive)?;
-        channel.set_peer_address(self.from);
+        channel.met_at(self.origin);
         Ok(channel)
     }
 }
@@ -278,10 +277,17 @@ pub(crate) async fn dial(
         end.id.prepare(end.pair.queue_pair(), State::RTR)?;
         end.id.prepare(end.pair.queue_pair(), State::RTS)?;
         end.id.establish()?;
-        Ok((end, ()))
+        let origin = origin(&end.id);
+        Ok((end, origin))
     });
-    let (end, ()) = stands.await?;
-    pump::start(end, events, completions, theirs, to.to_string(), keepalive)
+    let (end, origin) = stands.await?;
+    let peer = to.to_string();
+    let mut channel = pump::start(end, events, completions, theirs, peer, keepalive)?;
+    channel.met_at(Origin {
+        peer: Some(to),
+        ..origin
+    });
+    Ok(channel)
 }
 
 /// Says which address has no device, where that is why.
@@ -293,6 +299,15 @@ fn nowhere(error: Error, to: SocketAddr) -> Error {
         )
         .with_source(error),
         _ => error,
+    }
+}
+
+/// Where both ends are.
+fn origin(id: &Id) -> Origin {
+    Origin {
+        local: id.local_address(),
+        peer: id.peer_address(),
+        process: None,
     }
 }
 

@@ -196,7 +196,7 @@ fn peer() -> PeerInfo {
         identity,
         name: "the other".into(),
         certificates: None,
-        origin: crate::transport::channel::Origin::Unknown,
+        origin: crate::transport::channel::Origin::default(),
     }
 }
 

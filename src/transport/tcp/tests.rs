@@ -233,7 +233,7 @@ fn set_up(role: Role, hello: &[u8]) -> Result<Connected> {
         identity,
         name: "stranger".to_owned(),
         certificates: None,
-        origin: crate::transport::channel::Origin::Unknown,
+        origin: crate::transport::channel::Origin::default(),
     };
     run(async {
         let channel = |stream: TcpStream| {

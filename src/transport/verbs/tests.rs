@@ -111,7 +111,7 @@ fn peer() -> PeerInfo {
         },
         name: "the other end".to_owned(),
         certificates: None,
-        origin: crate::transport::channel::Origin::Unknown,
+        origin: crate::transport::channel::Origin::default(),
     }
 }
 

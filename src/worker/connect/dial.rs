@@ -147,7 +147,7 @@ async fn dial_worker(
             identity: identity().clone(),
             name: "self".to_owned(),
             certificates: None,
-            origin: Origin::Unknown,
+            origin: Origin::default(),
         };
         return attach(
             shared,
@@ -360,7 +360,6 @@ async fn dial_rdma(
             let dial = rdmacm::dial(&config.libraries, *address, limit, *config.keepalive);
             let mut channel = dial.await?;
             channel.look(&shared.wireup.patience);
-            channel.set_peer_address(Some(*address));
             Ok(channel)
         };
         let (channel, client) = match greeted(shared, (index, addresses.len()), opening).await {
@@ -396,7 +395,8 @@ async fn go_on(
         && try_unix
     {
         let tcp = shared.shares(Reach::Network, &elsewhere.transports);
-        match dial_unix(shared, &elsewhere.unix_name.0, Some(&client), met, &name).await {
+        let sent = Some((&client, channel.origin()));
+        match dial_unix(shared, &elsewhere.unix_name.0, sent, met, &name).await {
             Err(error) if tcp && !final_verdict(&error) => {
                 falls_back(&error, &name);
             }
@@ -414,11 +414,12 @@ fn tells<'a>(met: Option<&Met<'a>>) -> Result<Option<Met<'a>>> {
     met.map_or(Ok(None), Met::tells)
 }
 
-/// Where a worker has named its Unix socket in a handshake, that goes on there: nobody else's socket will do.
+/// Where a worker has named its Unix socket in a handshake, that goes on there: nobody else's
+/// socket will do. The connection is still that of the addresses where it was named.
 async fn dial_unix(
     shared: &Arc<Shared>,
     name: &[u8],
-    sent: Option<&Client>,
+    sent: Option<(&Client, Origin)>,
     met: Option<&Met<'_>>,
     peer: &str,
 ) -> Result<(LinkId, EndpointId)> {
@@ -432,13 +433,16 @@ async fn dial_unix(
         })?;
         let mut channel = Channel::unix(stream);
         channel.look(&shared.wireup.patience);
+        if let Some((_, met_at)) = sent {
+            channel.met_at(met_at);
+        }
         admits(shared, &channel)?;
         Ok::<_, Error>(channel)
     };
     let mut channel = open().await?;
     let trial = trial(shared, &channel)?;
     let went_on = match sent {
-        Some(client) => match arrive(client, &mut channel, trial.as_ref()).await {
+        Some((client, _)) => match arrive(client, &mut channel, trial.as_ref()).await {
             Ok(verdict) => Some(verdict),
             // Its first connection had to give way in a crowd, and the handshake is forgotten.
             Err(error) if error.kind() == ErrorKind::Unreachable => {
@@ -454,7 +458,7 @@ async fn dial_unix(
         Some(verdict) => verdict,
         None => {
             let mut client = greet(shared, &mut channel).await?;
-            if sent.is_some_and(|sent| sent.server() != client.server()) {
+            if sent.is_some_and(|(sent, _)| sent.server() != client.server()) {
                 let text = "another worker has the Unix socket that the peer named";
                 return Err(Error::new(ErrorKind::Unreachable, text));
             }

@@ -12,7 +12,7 @@ use crate::{
     sys::identity::identity,
     transport::{
         PeerInfo, Reach, Role,
-        channel::Channel,
+        channel::{Channel, Origin},
         cma::{self, CmaPeer, Trial},
     },
     types::{EndpointId, LinkId, WorkerId},
@@ -75,7 +75,7 @@ async fn introduced(
             transports: transports(shared),
         };
         let elsewhere = server.elsewhere(&elsewhere);
-        let _expected = Expected::new(&shared.wireup, &server, &client);
+        let _expected = Expected::new(&shared.wireup, &server, &client, channel.origin());
         channel.send(&elsewhere, &[]).await?;
         let bytes = channel.receive_alone().await?;
         Server::stays(&bytes)?;
@@ -92,12 +92,12 @@ struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    fn new(wireup: &'a Wireup, server: &Server, client: &Introduction) -> Self {
+    fn new(wireup: &'a Wireup, server: &Server, client: &Introduction, met_at: Origin) -> Self {
         let (there, ticket) = server.expect(Channel::UNIX);
         wireup
             .expected
             .lock()
-            .insert(ticket, (there, client.clone()));
+            .insert(ticket, (there, client.clone(), met_at));
         Self { wireup, ticket }
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Expected<'_> {
 /// Whoever was sent to this socket and says so first. `None`: it says something else.
 fn arrived(
     shared: &Shared,
-    channel: &Channel,
+    channel: &mut Channel,
     bytes: &[u8],
 ) -> Result<Option<(Introduction, Server)>> {
     if channel.medium() != Channel::UNIX {
@@ -121,11 +121,12 @@ fn arrived(
         return Ok(None);
     };
     let expected = shared.wireup.expected.lock().remove(&ticket);
-    let Some((mut server, mut client)) = expected else {
+    let Some((mut server, mut client, met_at)) = expected else {
         let text = "the handshake that was to go on here is over";
         return Err(Error::new(ErrorKind::Unreachable, text));
     };
     client.memory = server.arrived(&sealed)?.memory;
+    channel.met_at(met_at);
     Ok(Some((client, server)))
 }
 

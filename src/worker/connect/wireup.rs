@@ -11,7 +11,7 @@ use crate::{
         hello::{Introduction, Ticket},
         keys::PrivateKey,
     },
-    transport::patience::Patience,
+    transport::{channel::Origin, patience::Patience},
     types::WorkerId,
     util::lock::Mutex,
 };
@@ -25,8 +25,8 @@ pub(crate) struct Wireup {
     pub(in crate::worker) address: Mutex<Option<WorkerAddress>>,
     /// For the next handshake.
     pub(in crate::worker) ephemeral: Mutex<Option<PrivateKey>>,
-    /// Handshakes that go on at a Unix socket, where the client goes there.
-    pub(in crate::worker) expected: Mutex<HashMap<Ticket, (Server, Introduction)>>,
+    /// Handshakes that go on at a Unix socket, where the client goes there; and where they began.
+    pub(in crate::worker) expected: Mutex<HashMap<Ticket, (Server, Introduction, Origin)>>,
     pub(in crate::worker) patience: Arc<Patience>,
 }
 

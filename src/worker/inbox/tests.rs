@@ -78,7 +78,7 @@ pub(in crate::worker) fn core() -> (Core, Sent) {
             },
             name: "peer".into(),
             certificates: None,
-            origin: crate::transport::channel::Origin::Unknown,
+            origin: crate::transport::channel::Origin::default(),
         },
         account,
         transports: Vec::new(),
