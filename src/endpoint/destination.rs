@@ -1,6 +1,9 @@
 //! Where to connect to, and where to listen: what names socket addresses, or a worker.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -11,8 +14,10 @@ use crate::{
 /// Where [`Worker::connect`](crate::Worker::connect) leads: a [`WorkerAddress`], or [`SocketAddresses`].
 pub trait Destination: sealed::Destination {}
 
-/// Socket addresses, in all forms that [`tokio::net::ToSocketAddrs`] has and some more: `"host:port"`, a `String` of that, `("host", port)`, addresses, and an
-/// IP address with a port. Names are looked up when they are used. Where there is TLS a certificate has to have the name; without one, the address.
+/// Socket addresses, in all forms that [`tokio::net::ToSocketAddrs`] has and some more:
+/// `"host:port"`, a `String` of that, `("host", port)`, addresses, and an IP address with a port;
+/// and borrowed. Names are looked up when they are used. Where there is TLS a certificate has to
+/// have the name; without one, the address.
 pub trait SocketAddresses: sealed::SocketAddresses {}
 
 pub(crate) mod sealed {
@@ -81,7 +86,8 @@ macro_rules! by_name {
 by_name! {
     &str: |name| (*name).to_owned();
     String: Self::clone;
-    &String: |name| (*name).clone();
+    Box<str>: |name| name.to_string();
+    Cow<'_, str>: |name| name.to_string();
     (&str, u16): |(host, port)| joined(host, *port);
     (String, u16): |(host, port)| joined(host, *port);
 }
@@ -126,6 +132,23 @@ impl sealed::SocketAddresses for &[SocketAddr] {
 }
 
 impl SocketAddresses for &[SocketAddr] {}
+
+impl<const N: usize> sealed::SocketAddresses for [SocketAddr; N] {
+    async fn find(self, operation: Operation) -> Result<Found> {
+        self.to_vec().find(operation).await
+    }
+}
+
+impl<const N: usize> SocketAddresses for [SocketAddr; N] {}
+
+/// Borrowed, of all that is not borrowed by itself.
+impl<A: SocketAddresses + Clone + Sync> sealed::SocketAddresses for &A {
+    async fn find(self, operation: Operation) -> Result<Found> {
+        self.clone().find(operation).await
+    }
+}
+
+impl<A: SocketAddresses + Clone + Sync> SocketAddresses for &A {}
 
 /// `host:port`, with the brackets that an IPv6 address needs.
 fn joined(host: &str, port: u16) -> String {

@@ -103,12 +103,15 @@ fn every_form_of_an_address() {
         let address = listener.local_addr();
         let port = address.port();
         let (text, all) = (address.to_string(), [address]);
+        let (pair, borrowed) = (("127.0.0.1", port), &*text);
         let SocketAddr::V4(four) = address else {
             panic!("{address}")
         };
         macro_rules! connects {
             ($($to:expr),* $(,)?) => {$(
-                let (connected, accepted) = tokio::join!(here.connect($to), async {
+                // Boxed: all of them beside each other are more than a stack has.
+                let connects = Box::pin(here.connect($to));
+                let (connected, accepted) = tokio::join!(connects, async {
                     listener.accept().await.expect("a peer").accept().await
                 });
                 let (connected, accepted) = (connected.expect("connected"), accepted.expect("accepted"));
@@ -131,6 +134,13 @@ fn every_form_of_an_address() {
             (Ipv4Addr::LOCALHOST, port),
             vec![address],
             &all[..],
+            all,
+            &all,
+            &address,
+            &pair,
+            &borrowed,
+            text.clone().into_boxed_str(),
+            Cow::Borrowed(&*text),
         );
         let none = here.connect(Vec::<SocketAddr>::new()).await;
         assert_eq!(none.expect_err("none").kind(), ErrorKind::InvalidArgument);
