@@ -53,11 +53,13 @@ impl WeakEndpoint {
     }
 }
 
-/// Clones of one endpoint are the same.
+/// The handles of one end of a connection are the same, however they were had: clones, and what
+/// [`Worker::endpoint`](crate::Worker::endpoint) gives.
 impl PartialEq for Endpoint {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        let worker = |endpoint: &Self| Arc::as_ptr(&endpoint.inner.handle);
+        self.id() == other.id() && worker(self) == worker(other)
     }
 }
 
@@ -65,7 +67,7 @@ impl Eq for Endpoint {}
 
 impl Hash for Endpoint {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.inner).hash(state);
+        (Arc::as_ptr(&self.inner.handle), self.id()).hash(state);
     }
 }
 
@@ -134,24 +136,27 @@ impl Endpoint {
         self.ask(|peer| peer.worker)
     }
 
-    /// The peer's end of the TCP or RDMA connection that the two met over: the address that was dialled, or dialled from. Messages may go another way, over shared
-    /// memory for one. `None`: they met over the Unix socket of this host, where a worker's address leads, or the connection has ended.
+    /// The peer's end of the TCP or RDMA connection that the two met over: the address that was
+    /// dialled, or dialled from. Messages may go another way, over shared memory for one. `None`:
+    /// they met over the Unix socket of this host, where a worker's address leads, or the
+    /// connection has ended.
     #[must_use]
     #[doc(alias = "UCP_EP_ATTR_FIELD_REMOTE_SOCKADDR")]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.ask(|peer| peer.info.origin.peer).flatten()
     }
 
-    /// This side's end of that connection, which is the [`peer_addr`](Self::peer_addr) of the other side's endpoint where nothing between them translates addresses.
-    /// `None` as there.
+    /// This side's end of that connection, which is the [`peer_addr`](Self::peer_addr) of the other
+    /// side's endpoint where nothing between them translates addresses. `None` as there.
     #[must_use]
     #[doc(alias = "UCP_EP_ATTR_FIELD_LOCAL_SOCKADDR")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.ask(|peer| peer.info.origin.local).flatten()
     }
 
-    /// The peer's process, user and group, as the kernel recorded them when the connection was made over the Unix socket of this host; it may have begun
-    /// at an address. `None`: it was made another way, or has ended.
+    /// The peer's process, user and group, as the kernel recorded them when the connection was made
+    /// over the Unix socket of this host; it may have begun at an address. `None`: it was made
+    /// another way, or has ended.
     #[must_use]
     pub fn peer_credentials(&self) -> Option<PeerCredentials> {
         self.ask(|peer| peer.info.origin.process).flatten()

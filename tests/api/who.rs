@@ -1,7 +1,7 @@
 //! Who is at the other end, and where. Nobody is taken for somebody else: an id belongs to who can
 //! prove it.
 
-use std::{os::linux::net::SocketAddrExt, time::Duration};
+use std::{collections::HashSet, os::linux::net::SocketAddrExt, time::Duration};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -585,6 +585,10 @@ macro_rules! ends {
 /// Who dials an address has one, and the other end has it too, whatever carries the messages; one's
 /// own is the other's peer's. Requests, endpoints, streams and their halves say the same.
 #[test]
+#[allow(
+    clippy::mutable_key_type,
+    reason = "which endpoint it is never changes"
+)]
 fn both_ends_know_where_they_are() {
     run(async {
         for way in [Way::Tcp, Way::Shm] {
@@ -632,6 +636,12 @@ fn both_ends_know_where_they_are() {
                 .expect("a message")
                 .from;
             let far = there.endpoint(from).expect("connected");
+            let known = HashSet::from([far.clone()]);
+            assert!(
+                known.contains(&there.endpoint(from).expect("connected")),
+                "one end"
+            );
+            assert!(!known.contains(&near), "the other end");
             let (own, peer) = (near.local_addr(), near.peer_addr());
             assert_eq!(ends!(near), (own, peer, process), "{way:?}");
             assert_eq!(ends!(far), (peer, own, process), "{way:?}");
