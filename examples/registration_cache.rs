@@ -195,7 +195,6 @@ fn check(right: bool, what: &str) -> Outcome<()> {
 }
 
 /// What memory is registered with.
-#[allow(clippy::large_enum_variant, reason = "one value in the program")]
 pub(crate) enum Device {
     /// Pins it, and can read it.
     Uring(Box<Mutex<Uring>>),

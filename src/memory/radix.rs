@@ -17,8 +17,6 @@
 //! Nodes are made by `Box::into_raw`, published with release stores and read with acquire loads, and freed in `drop` alone, which has the
 //! index to itself. A middle word with bit 0 set is a number and never dereferenced.
 #![allow(unsafe_code)]
-// Not every build of the library uses all of it.
-#![allow(dead_code)]
 
 use std::{fmt, iter, ptr};
 

@@ -748,7 +748,7 @@ fn between_processes() {
         &[("WHARFTEST_DEVICE", "1")],
         &[("EMULATED_CUDA_FAULTS", "cuModuleLoadData@1+=223")],
     ] {
-        println!("{variables:?}");
+        eprintln!("{variables:?}");
         run(async move {
             let root = TcpRoot::bind("127.0.0.1:0").await.expect("a listener");
             let id = root.unique_id().to_string();

@@ -314,7 +314,7 @@ fn a_kernel_and_a_host() {
         Carrier::RcVerbs,
     ] {
         for kind in [MemoryType::Host, MemoryType::Cuda(1)] {
-            println!("{carrier:?} {kind:?}");
+            eprintln!("{carrier:?} {kind:?}");
             run(async move {
                 let ranks = carrier.ranks_of(context(carrier)).await;
                 let one = memory(&ranks[0], MemoryType::Cuda(0), vec![0; LENGTH]).await;
@@ -348,7 +348,7 @@ fn a_kernel_and_a_host() {
 #[test]
 fn two_kernels() {
     for carrier in [Carrier::Shm, Carrier::Tcp, Carrier::RcVerbs] {
-        println!("{carrier:?}");
+        eprintln!("{carrier:?}");
         run(async move {
             let ranks = carrier.ranks_of(context(carrier)).await;
             let one = memory(&ranks[0], MemoryType::Cuda(0), vec![0; LENGTH]).await;

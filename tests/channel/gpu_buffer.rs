@@ -119,7 +119,7 @@ fn by_what_the_device_can_do() {
         return;
     }
     for (case, (variables, kind)) in DEVICES.into_iter().enumerate() {
-        println!("{variables:?}: {kind:?}");
+        eprintln!("{variables:?}: {kind:?}");
         run(async move {
             let mut ranks = [0, 1].map(|rank: u32| {
                 let mut child = Child::start(this_test!(), "rank", variables);

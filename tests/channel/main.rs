@@ -1,7 +1,5 @@
 //! Groups of processes: how they find each other, and what they share.
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 #[path = "../support/mod.rs"]
 mod support;
 

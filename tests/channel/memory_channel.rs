@@ -18,7 +18,7 @@ const LENGTH: usize = 300_000;
 fn put_signal_wait_and_get() {
     for carrier in Carrier::ALL {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let ranks = carrier.ranks_of(place.context(carrier)).await;
                 let one = place.memory(&ranks[0], pattern(LENGTH, 1)).await;
@@ -61,7 +61,7 @@ fn put_signal_wait_and_get() {
 #[test]
 fn packets_of_every_length_and_alignment() {
     for carrier in Carrier::ALL {
-        println!("{carrier:?}");
+        eprintln!("{carrier:?}");
         run(async move {
             let ranks = carrier.ranks().await;
             let one = Place::Own.memory(&ranks[0], pattern(40_000, 1)).await;
@@ -136,7 +136,7 @@ async fn two_with_packets(
 fn packets_of_device_memory_and_to_who_sleeps() {
     for carrier in [Carrier::Own, Carrier::Shm, Carrier::Tcp, Carrier::RcVerbs] {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let ranks = carrier.ranks_of(place.context(carrier)).await;
                 let one = place.memory(&ranks[0], pattern(10_000, 1)).await;

@@ -41,7 +41,7 @@ struct Ends {
 fn puts_signals_and_flushes() {
     for carrier in Carrier::ALL {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let (ends, channel, proxy) = port(carrier, place).await;
                 let source = content(&ends.ranks[0], &ends.one).await;

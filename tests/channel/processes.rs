@@ -119,7 +119,7 @@ fn channels_between_processes() {
         return;
     }
     for transports in carriers() {
-        println!("{transports}");
+        eprintln!("{transports}");
         run(async move {
             let (rank, child) = lead(this_test!(), transports).await;
             talk(&rank).await;
@@ -161,7 +161,7 @@ fn semaphores_between_processes() {
         return;
     }
     for transports in carriers() {
-        println!("{transports}");
+        eprintln!("{transports}");
         run(async move {
             let (rank, child) = lead(this_test!(), transports).await;
             bounce(&rank).await;
@@ -191,7 +191,7 @@ fn a_wait_ends_when_the_peer_is_killed() {
         return;
     }
     for transports in carriers() {
-        println!("{transports}");
+        eprintln!("{transports}");
         run(async move {
             let (rank, mut child) = lead(this_test!(), transports).await;
             let semaphore = Semaphore::pair(&rank, 1, 1).await.expect("a pair");

@@ -22,7 +22,7 @@ async fn get(memory: &RemoteMemory, length: usize) -> wharf::Result<Vec<u8>> {
 fn sent_and_reached() {
     for carrier in Carrier::ALL {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let ranks = carrier.ranks_of(place.context(carrier)).await;
                 let [_, to] = carrier.peers();
@@ -50,7 +50,7 @@ fn sent_and_reached() {
 fn revoked_memory_is_reached_no_more() {
     for carrier in Carrier::ALL {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let ranks = carrier.ranks_of(place.context(carrier)).await;
                 let memory = place.memory(&ranks[1], pattern(9000, 2)).await;
@@ -135,7 +135,7 @@ async fn used_in_time(
 fn leases_end_by_themselves_and_by_hand() {
     side_by_side(Carrier::ALL, |carrier| {
         for place in Place::ALL {
-            println!("{carrier:?} {place:?}");
+            eprintln!("{carrier:?} {place:?}");
             run(async move {
                 let ranks = carrier.ranks_of(place.context(carrier)).await;
                 let memory = place.memory(&ranks[1], pattern(3000, 4)).await;

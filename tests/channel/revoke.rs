@@ -16,7 +16,7 @@ const SIZE: usize = 100_000;
 fn it_is_the_owners_when_the_device_is_done_with_it() {
     for carrier in [Carrier::Shm, Carrier::Tcp] {
         for put in [true, false] {
-            println!("{carrier:?}, put: {put}");
+            eprintln!("{carrier:?}, put: {put}");
             run(async move {
                 let device = FakeAccelerator::new();
                 let builder = carrier.builder().accelerator(Arc::new(device.clone()));

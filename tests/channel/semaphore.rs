@@ -46,7 +46,7 @@ fn look<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
 
 fn on_every_carrier<F: Future<Output = ()>>(test: impl Fn(Carrier) -> F) {
     for carrier in Carrier::ALL {
-        println!("{carrier:?}");
+        eprintln!("{carrier:?}");
         run(test(carrier));
     }
 }
@@ -87,7 +87,7 @@ fn as_many_pass_as_there_were_signals() {
 fn dropped_waits_lose_no_signal_in_100_000_rounds() {
     const ROUNDS: u64 = 100_000;
     for carrier in Carrier::ALL {
-        println!("{carrier:?}");
+        eprintln!("{carrier:?}");
         run(async move {
             let rounds = match carrier {
                 Carrier::Shm => ROUNDS,
@@ -221,7 +221,7 @@ fn sleepers_are_woken_under_every_policy() {
     ];
     for carrier in [Carrier::Shm, Carrier::Tcp, Carrier::RcVerbs] {
         for progress in policies {
-            println!("{carrier:?} {progress:?}");
+            eprintln!("{carrier:?} {progress:?}");
             run(async move {
                 let context = carrier.builder().progress(progress).build();
                 let ranks = carrier.ranks_of(context.expect("a context")).await;
@@ -303,7 +303,7 @@ fn bad_input() {
 #[test]
 fn an_attempt_that_was_given_up_is_not_taken_for_the_next() {
     for carrier in [Carrier::Shm, Carrier::Tcp, Carrier::Own] {
-        println!("{carrier:?}");
+        eprintln!("{carrier:?}");
         run(async move {
             let ranks = carrier.ranks().await;
             let peers = carrier.peers();

@@ -2,8 +2,6 @@
 //!
 //! The rooms are private, so this program compiles them into itself: what is tested is the same source.
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 #[allow(dead_code, unused_imports, reason = "no test uses all of the room")]
 #[path = "../../src/driver/mod.rs"]
 mod driver;

@@ -1,8 +1,6 @@
 //! Every ending and every error that a program meets, provoked for real (processes that are killed, filters for system calls, namespaces, limits): its kind, and what
 //! it says.
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 #[path = "../support/mod.rs"]
 mod support;
 

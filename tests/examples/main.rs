@@ -5,13 +5,10 @@
 
 #![allow(clippy::duplicate_mod, reason = "each example brings its own")]
 
-#[allow(dead_code)]
 #[path = "../../examples/by_hand_shm.rs"]
 mod by_hand_shm;
-#[allow(dead_code)]
 #[path = "../../examples/by_hand_tcp.rs"]
 mod by_hand_tcp;
-#[allow(dead_code)]
 #[path = "../../examples/by_hand_verbs.rs"]
 mod by_hand_verbs;
 // Their `main` is not called.

@@ -23,8 +23,6 @@
 //! | `single_flight` | registration cache: many at once, dropped, failing, slow, panicking |
 //! | `uffd` | the monitor by userfaultfd |
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 mod allocator;
 mod device;
 mod domain;

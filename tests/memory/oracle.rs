@@ -82,7 +82,7 @@ fn in_a_child(test: &str, part: &str, variables: &[(&str, &str)]) -> Vec<String>
     let mut lines = Vec::new();
     loop {
         let line = runtime.block_on(child.hear());
-        println!("{part}: {line}");
+        eprintln!("{part}: {line}");
         let done = line.starts_with("done");
         lines.push(line);
         if done {

@@ -152,7 +152,7 @@ fn in_a_child(test: &str, part: &str) -> String {
     loop {
         let line = runtime.block_on(child.hear());
         if line.starts_with("done") {
-            println!("{part}: {line}");
+            eprintln!("{part}: {line}");
             child.finish();
             return line;
         }

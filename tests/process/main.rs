@@ -3,8 +3,6 @@
 //! Each scenario has a `first` (the test's process, which listens) and a `second` (this program started again, which connects), and is
 //! played over shared memory, over it without `cma` and without pidfd, and over tcp.
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -99,7 +99,7 @@ fn ways(endpoint: &Endpoint) -> Vec<Access> {
 
 fn report(what: &str, start: Instant) {
     let each = start.elapsed().as_secs_f64() * 1e6 / ROUNDS as f64;
-    println!("{what}: {each:.1} us each");
+    eprintln!("{what}: {each:.1} us each");
 }
 
 /// Looks until the other end's put is here. Where this end has to take part in it, it does now and then; else it does nothing for it.

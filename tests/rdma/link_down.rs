@@ -106,7 +106,7 @@ async fn first(mut first: First) {
         pulled.await.expect("the link is down")
     };
     let ((rounds, ends), down) = tokio::join!(stream, pull);
-    println!(
+    eprintln!(
         "after {rounds} rounds: {} errors: {:?}",
         ends.count, ends.said
     );
@@ -154,7 +154,7 @@ async fn second(second: Second) {
         None
     };
     let error = watchdog(2 * LIMIT, take).await;
-    println!("the receive that was under way: {error:?}");
+    eprintln!("the receive that was under way: {error:?}");
     let error = watchdog(LIMIT, second.endpoint.closed()).await;
     assert!(error.is_peer_failure(), "{error:?}");
     assert_eq!(watchdog(LIMIT, region.unexpose()).await.len(), SIZE);

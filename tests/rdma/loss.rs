@@ -50,7 +50,7 @@ async fn first(mut first: First) {
     for send in under_way {
         send.await.expect("a send");
     }
-    println!("{MESSAGES} messages: {:?}", start.elapsed());
+    eprintln!("{MESSAGES} messages: {:?}", start.elapsed());
     for seed in 0..PIECES {
         let put = endpoint.put(bytes(seed, PIECE), remote.slice(..PIECE));
         watchdog(LIMIT, put).await.expect("a put");
@@ -60,7 +60,7 @@ async fn first(mut first: First) {
             expect_bytes(seed, &get.expect("a get"));
         }
     }
-    println!("with puts and gets: {:?}", start.elapsed());
+    eprintln!("with puts and gets: {:?}", start.elapsed());
     drop(bad);
     watchdog(LIMIT, endpoint.close()).await.expect("closed");
     child.finish();

@@ -7,16 +7,10 @@
 //! tests/rdma-vm/rdma-vm -- $(cargo test --test rdma --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*rdma-[^"]*\)".*/\1/p') --include-ignored --test-threads=1
 //! ```
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 #[path = "../support/mod.rs"]
 mod support;
 
-#[allow(
-    dead_code,
-    unused_macros,
-    reason = "for the scenarios of another program, too"
-)]
+#[allow(dead_code, reason = "for the scenarios of another program, too")]
 #[path = "../process/common.rs"]
 mod common;
 mod machine;

@@ -117,7 +117,7 @@ fn each_call_of_every_function_may_fail() {
         assert!(told, "nobody told that {name} failed");
         if leaks(name) {
             before = block_at_rest("what is left", Duration::from_millis(50), left);
-            println!("{name}: left behind {before:?}");
+            eprintln!("{name}: left behind {before:?}");
         }
     }
     control("reset");

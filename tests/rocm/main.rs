@@ -3,8 +3,6 @@
 //! The program's own use of the runtime goes by the functions that the runtime exports (`program`), so that it shares nothing with the library but the
 //! runtime. Whatever sets the runtime's state runs in a process of its own.
 
-#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
-
 mod error {
     pub(crate) use wharf::{Error, ErrorKind, Result};
 }
@@ -31,7 +29,6 @@ mod types {
 mod bar;
 mod domain;
 #[path = "../driver/fake.rs"]
-#[allow(dead_code)]
 mod fake;
 mod faults;
 mod fixture;

@@ -1,9 +1,6 @@
 //! The program `wharf`: `info` tells what this process can reach and why, `perf` how fast it is. It uses the crate's public API alone.
 //! Tests: `tests/tools`.
 
-// What it prints is what it is for.
-#![allow(clippy::print_stdout)]
-
 mod info;
 mod perf;
 

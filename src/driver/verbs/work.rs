@@ -96,7 +96,6 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Puts `swap` into the 8 bytes at `address`, a multiple of 8, if `compare` is there; what was there goes into the one piece.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
     pub(crate) fn compare_swap(
         id: u64,
         piece: &'a [Sge; 1],

@@ -84,7 +84,6 @@ pub(crate) struct MemoryTypes {
     asking: Mutex<Option<ThreadId>>,
     answered: Condvar,
     /// While it lives, the cache hears of events.
-    #[allow(dead_code)]
     subscription: Option<Subscription>,
 }
 

@@ -48,7 +48,6 @@ use super::{
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(160)];
 
 /// Where a connection should lead.
-#[allow(unreachable_pub, reason = "named by a sealed trait")]
 #[derive(Debug)]
 pub enum Destination {
     /// Of the host of this name, where there is one.

@@ -1,4 +1,3 @@
-#![allow(clippy::print_stdout)]
 //! Versions of the exported names, as programs that were linked against `libibverbs.so.1` ask for them.
 //!
 //! `rustc` gives the linker a version script of its own, with the names that the crate exports and without versions. LLD takes ours beside it, GNU's linker

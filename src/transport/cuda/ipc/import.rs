@@ -23,7 +23,6 @@ pub(crate) struct Opened {
 
 /// Closed by its drop, which may block.
 #[derive(Debug)]
-#[allow(dead_code)] // Held for its drop.
 enum Memory {
     Legacy(IpcMapping),
     Virtual(VirtualMemory),

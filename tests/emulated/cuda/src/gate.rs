@@ -205,7 +205,7 @@ impl Word for StreamCallback {
 macro_rules! exports {
     ($([$base:literal, $since:literal, $needs:ident] fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$call:ident| $work:block)*) => {
         $(
-            #[allow(non_snake_case, clippy::used_underscore_binding)]
+            #[allow(clippy::used_underscore_binding)]
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> u32 {
                 let arguments: &[u64] = &[$($crate::gate::Word::word(&$argument)),*];

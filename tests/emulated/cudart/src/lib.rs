@@ -1,5 +1,4 @@
 #![allow(unsafe_code)]
-#![allow(non_snake_case)]
 //! The functions of `libcudart.so.12` that `ucx_perftest` asks for to allocate and clear its buffers, over `libcuda.so.1`.
 //!
 //! The vendor's own runtime asks the driver for tables that are nowhere documented, so it does not run on an emulated driver. This stands in

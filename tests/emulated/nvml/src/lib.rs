@@ -1,5 +1,4 @@
 #![allow(unsafe_code)]
-#![allow(non_snake_case)]
 //! The functions of `libnvidia-ml.so.1` that programs on the emulated CUDA driver ask for: how many devices, where on PCI.
 //! There is no NVLink and no fabric.
 //!

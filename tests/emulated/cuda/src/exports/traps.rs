@@ -10,7 +10,6 @@
 macro_rules! traps {
     ($($name:ident)*) => {
         $(
-            #[allow(non_snake_case)]
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> u32 {
                 trap(stringify!($name))

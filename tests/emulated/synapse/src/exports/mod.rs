@@ -25,7 +25,6 @@ mod work;
 /// Defines exported functions: `[what it needs] fn name(arguments) |call| { work }`.
 macro_rules! exports {
     ($([$needs:ident] fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$call:ident| $work:block)*) => { $(
-        #[allow(non_snake_case)]
         #[unsafe(no_mangle)]
         extern "C" fn $name($($argument: $type),*) -> i32 {
             let words: &[u64] = &[$($argument as u64),*];
