@@ -89,12 +89,12 @@ pub(crate) fn render(worker: &Worker) -> String {
     let done = worker.metrics();
 
     let directions = |sent: fn(&Traffic) -> u64| {
-        let lanes = done.lanes.iter();
-        lanes.flat_map(move |lane| {
-            let label = |way: &str| format!("{{transport=\"{}\",way=\"{way}\"}}", lane.transport);
+        let transports = done.transports.iter();
+        transports.flat_map(move |one| {
+            let label = |way: &str| format!("{{transport=\"{}\",way=\"{way}\"}}", one.transport);
             [
-                (label("sent"), sent(&lane.sent)),
-                (label("received"), sent(&lane.received)),
+                (label("sent"), sent(&one.sent)),
+                (label("received"), sent(&one.received)),
             ]
         })
     };
@@ -104,10 +104,10 @@ pub(crate) fn render(worker: &Worker) -> String {
         "Bytes of messages.",
         directions(|t| t.bytes),
     );
-    let connections = done.lanes.iter().map(|lane| {
+    let connections = done.transports.iter().map(|one| {
         (
-            format!("{{transport=\"{}\"}}", lane.transport),
-            lane.connections,
+            format!("{{transport=\"{}\"}}", one.transport),
+            one.connections,
         )
     });
     page.gauge("wharf_connections", "Connections now.", connections);

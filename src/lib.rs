@@ -243,4 +243,6 @@ pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Mover, Party, Plan,
     Priority, Tag, When, WorkerId,
 };
-pub use worker::{Explanation, Held, LaneMetrics, RefusalCounts, Refusals, Traffic, WorkerMetrics};
+pub use worker::{
+    Explanation, Held, RefusalCounts, Refusals, Traffic, TransportMetrics, WorkerMetrics,
+};

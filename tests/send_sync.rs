@@ -6,13 +6,13 @@ use wharf::{
     Buffer, BufferList, BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed,
     Context, ContextBuilder, ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId,
     Error, ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut,
-    Incoming, IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, Mover,
-    NumaNode, Op, OpError, OpProgress, OpenStream, Operation, Party, Plan, Priority, Progress,
-    ProgressStream, Put, Queued, Reached, ReadChunk, Ready, Received, RefusalCounts, Refusals,
-    Region, RemoteLayout, RemoteRegion, Report, ReuniteError, StreamAddr, StreamListener, Tag,
-    TagMatched, TagRecv, TagRecvBytes, TagRecvFrom, TagSend, Traffic, Transferred, TransportReport,
-    TransportState, TypeCacheReport, Via, Wait, When, Worker, WorkerAddress, WorkerId,
-    WorkerMetrics, WriteBuffer,
+    Incoming, IncomingInfo, Listener, Mask, Matched, MemoryType, MessageInfo, Mover, NumaNode, Op,
+    OpError, OpProgress, OpenStream, Operation, Party, Plan, Priority, Progress, ProgressStream,
+    Put, Queued, Reached, ReadChunk, Ready, Received, RefusalCounts, Refusals, Region,
+    RemoteLayout, RemoteRegion, Report, ReuniteError, StreamAddr, StreamListener, Tag, TagMatched,
+    TagRecv, TagRecvBytes, TagRecvFrom, TagSend, Traffic, Transferred, TransportMetrics,
+    TransportReport, TransportState, TypeCacheReport, Via, Wait, When, Worker, WorkerAddress,
+    WorkerId, WorkerMetrics, WriteBuffer,
     channel::{
         Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, DevicePort,
         DevicePortHandle, Enqueued, GpuBuffer, GpuBufferKind, Lease, MemoryChannel, PacketWidth,
@@ -130,7 +130,7 @@ all! {
     When: Send + Sync + Unpin + Copy + 'static;
     WorkerMetrics: Send + Sync + Unpin + Clone + 'static;
     ContextMetrics: Send + Sync + Unpin + Clone + 'static;
-    LaneMetrics: Send + Sync + Unpin + Clone + 'static;
+    TransportMetrics: Send + Sync + Unpin + Clone + 'static;
     Traffic: Send + Sync + Unpin + Copy + 'static;
     Held: Send + Sync + Unpin + Copy + 'static;
     Refusals: Send + Sync + Unpin + Copy + 'static;

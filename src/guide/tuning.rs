@@ -63,9 +63,9 @@
 //!
 //! let done = worker.metrics();
 //! assert_eq!(done.found_spinning, 0);
-//! for lane in done.lanes.iter().filter(|lane| lane.sent.count > 0) {
-//!     println!("{}: {} messages, {} bytes out", lane.transport, lane.sent.count, lane.sent.bytes);
+//! for one in done.transports.iter().filter(|one| one.sent.count > 0) {
+//!     println!("{}: {} messages, {} bytes out", one.transport, one.sent.count, one.sent.bytes);
 //! }
-//! # assert!(done.lanes.iter().any(|lane| lane.sent.bytes >= 100 && lane.received.bytes >= 100), "{done:?}");
+//! # assert!(done.transports.iter().any(|one| one.sent.bytes >= 100 && one.received.bytes >= 100), "{done:?}");
 //! # Ok(()) }
 //! ```

@@ -13,14 +13,14 @@ use std::{
 use crate::util::lock::Mutex;
 
 /// Memory, and whether it may go now. Dropping it frees the memory.
-pub(crate) type Kept = Box<dyn FnMut() -> bool + Send>;
+pub(crate) type Lingering = Box<dyn FnMut() -> bool + Send>;
 
 /// Between two looks, at first and at most.
 const SOON: Duration = Duration::from_millis(1);
 const SELDOM: Duration = Duration::from_millis(100);
 
 struct Keeper {
-    new: Vec<Kept>,
+    new: Vec<Lingering>,
     is_running: bool,
 }
 
@@ -30,7 +30,7 @@ static KEEPER: Mutex<Keeper> = Mutex::new(Keeper {
 });
 
 /// Keeps `kept` until it says that it may go. It is asked and dropped on another thread.
-pub(crate) fn keep(kept: Kept) {
+pub(crate) fn keep(kept: Lingering) {
     let mut keeper = KEEPER.lock();
     keeper.new.push(kept);
     if keeper.is_running {
@@ -49,7 +49,7 @@ pub(crate) fn keep(kept: Kept) {
 }
 
 fn run() {
-    let mut all: Vec<Kept> = Vec::new();
+    let mut all: Vec<Lingering> = Vec::new();
     let mut pause = SOON;
     loop {
         {
@@ -71,7 +71,7 @@ fn run() {
 }
 
 /// Lets go of what may go. What is dropped with it is a program's, and may panic: what else is kept stays for all that.
-fn look(all: &mut Vec<Kept>) {
+fn look(all: &mut Vec<Lingering>) {
     let mut index = 0;
     while let Some(kept) = all.get_mut(index) {
         let looked = match catch_unwind(AssertUnwindSafe(kept)) {
@@ -112,7 +112,7 @@ mod tests {
         let (owner, memory) = (Owner, Arc::new(()));
         let held = Arc::clone(&memory);
         let mut may_go = false;
-        let mut all: Vec<Kept> = vec![
+        let mut all: Vec<Lingering> = vec![
             Box::new(move || {
                 let _owner = &owner;
                 true

@@ -8,10 +8,10 @@ use super::text::words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mover {
-    /// The message itself, which leaves unasked: one message in [`LaneMetrics::sent`](crate::LaneMetrics::sent).
+    /// The message itself, which leaves unasked: one message in [`TransportMetrics::sent`](crate::TransportMetrics::sent).
     Eager,
     /// Messages that both ends have agreed upon: fragments of a long message, requests and answers, frames of a stream; in
-    /// [`LaneMetrics::sent`](crate::LaneMetrics::sent) as well.
+    /// [`TransportMetrics::sent`](crate::TransportMetrics::sent) as well.
     Messages,
     /// A processor, in memory that both processes map: [`WorkerMetrics::mapped`](crate::WorkerMetrics::mapped).
     Mapped,

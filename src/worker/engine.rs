@@ -15,7 +15,7 @@ use crate::{
     transport::{Connected, InPlace, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
     worker::{
-        LaneMetrics, Traffic, core::Core, ctx::Ctx, device::Open, movers::Movers, watch::Watch,
+        Traffic, TransportMetrics, core::Core, ctx::Ctx, device::Open, movers::Movers, watch::Watch,
     },
 };
 
@@ -33,7 +33,7 @@ const PEEKS: usize = 8;
 struct Installed {
     interface: Box<dyn Interface>,
     /// What links that are gone had taken, and what all of them brought.
-    lane: LaneMetrics,
+    counts: TransportMetrics,
 }
 
 pub(crate) struct Engine {
@@ -182,9 +182,9 @@ impl Engine {
         interface.register(self.registry(self.interfaces.len())?)?;
         self.interfaces.push(Installed {
             interface,
-            lane: LaneMetrics {
+            counts: TransportMetrics {
                 transport: name,
-                ..LaneMetrics::default()
+                ..TransportMetrics::default()
             },
         });
         Ok(())
@@ -207,12 +207,12 @@ impl Engine {
             .interfaces
             .iter_mut()
             .enumerate()
-            .find(|(_, installed)| installed.lane.transport == transport)
+            .find(|(_, installed)| installed.counts.transport == transport)
             .ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "no such transport on this worker")
             })?;
         let link = installed.interface.attach(id, connected)?;
-        installed.lane.connections += 1;
+        installed.counts.connections += 1;
         self.links += 1;
         self.disarm();
         Ok((index, link))
@@ -230,8 +230,8 @@ impl Engine {
                 .map_or_else(Traffic::default, |link| link.sent);
             if let Some(installed) = self.interfaces.get_mut(index) {
                 installed.interface.detach(link);
-                installed.lane.connections = installed.lane.connections.saturating_sub(1);
-                installed.lane.sent.join(sent);
+                installed.counts.connections = installed.counts.connections.saturating_sub(1);
+                installed.counts.sent.join(sent);
                 self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
@@ -258,12 +258,12 @@ impl Engine {
         };
         let mut moved = 0;
         for (index, installed) in self.interfaces.iter_mut().enumerate() {
-            if installed.lane.connections > 0 {
+            if installed.counts.connections > 0 {
                 let taken = installed.interface.progress(budget, &mut self.core);
                 if taken > 0 {
                     moved += taken;
                     let received = std::mem::take(&mut self.core.movers.ctx.received);
-                    installed.lane.received.join(received);
+                    installed.counts.received.join(received);
                     self.latest = index;
                 }
             }
@@ -298,7 +298,7 @@ impl Engine {
             return false;
         }
         let received = std::mem::take(&mut self.core.movers.ctx.received);
-        installed.lane.received.join(received);
+        installed.counts.received.join(received);
         self.moved(1);
         true
     }
@@ -316,7 +316,7 @@ impl Engine {
             return None;
         };
         let length = length as usize;
-        installed.lane.received.add(length);
+        installed.counts.received.add(length);
         // As a lap: who takes one message after the other drives. Not armed, as the caller has seen.
         self.laps = self.laps.wrapping_add(1);
         self.happened = self.happened.wrapping_add(1);
@@ -339,7 +339,7 @@ impl Engine {
         let installed = self.interfaces.get_mut(self.latest)?;
         // SAFETY: the caller's promise.
         let message = unsafe { installed.interface.take_in_place(id, header, mask, looks) }?;
-        installed.lane.received.add(message.held.length());
+        installed.counts.received.add(message.held.length());
         // As in `take`.
         self.laps = self.laps.wrapping_add(1);
         self.happened = self.happened.wrapping_add(1);
@@ -385,7 +385,7 @@ impl Engine {
     pub(in crate::worker) fn looks_cost(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
         interfaces
-            .any(|installed| installed.lane.connections > 0 && installed.interface.looks_cost())
+            .any(|installed| installed.counts.connections > 0 && installed.interface.looks_cost())
     }
 
     fn follow_up(&mut self) -> usize {
@@ -485,7 +485,7 @@ impl Engine {
             || !self
                 .interfaces
                 .iter_mut()
-                .filter(|installed| installed.lane.connections > 0)
+                .filter(|installed| installed.counts.connections > 0)
                 .all(|installed| installed.interface.arm())
             || !self.core.movers.devices.arm()
         {
@@ -517,7 +517,8 @@ impl Engine {
     /// Whether a message is read where it lies: who sleeps must not sleep for long.
     pub(crate) fn is_held(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
-        interfaces.any(|installed| installed.lane.connections > 0 && installed.interface.is_held())
+        interfaces
+            .any(|installed| installed.counts.connections > 0 && installed.interface.is_held())
     }
 
     /// Whether who sends next has to ring.
@@ -534,9 +535,11 @@ impl Engine {
     }
 
     /// The transports, with what they brought, and what links that are gone had taken.
-    pub(crate) fn lanes(&self) -> Vec<LaneMetrics> {
-        let lanes = self.interfaces.iter();
-        lanes.map(|installed| installed.lane.clone()).collect()
+    pub(crate) fn transports(&self) -> Vec<TransportMetrics> {
+        let transports = self.interfaces.iter();
+        transports
+            .map(|installed| installed.counts.clone())
+            .collect()
     }
 
     /// The doorbell was rung.
@@ -557,7 +560,7 @@ impl Engine {
         if self.armed {
             self.armed = false;
             for installed in &mut self.interfaces {
-                if installed.lane.connections > 0 {
+                if installed.counts.connections > 0 {
                     installed.interface.disarm();
                 }
             }

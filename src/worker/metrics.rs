@@ -35,7 +35,7 @@ impl Traffic {
 /// What went over one transport of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LaneMetrics {
+pub struct TransportMetrics {
     /// Its name: `self`, `shm`, `tcp`, `rc_verbs`.
     pub transport: &'static str,
     /// Connections over it, now.
@@ -132,13 +132,13 @@ pub struct RefusalCounts {
 
 /// What a [`Worker`](crate::Worker) has done since it was made; a snapshot, by [`Worker::metrics`](crate::Worker::metrics).
 ///
-/// All but [`connections`](LaneMetrics::connections), [`in_flight`](Self::in_flight), [`held`](Self::held) and [`mean_wait`](Self::mean_wait) only grow. Counting costs the
+/// All but [`connections`](TransportMetrics::connections), [`in_flight`](Self::in_flight), [`held`](Self::held) and [`mean_wait`](Self::mean_wait) only grow. Counting costs the
 /// worker an addition or two for each message, in memory that it has at hand, and no clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerMetrics {
     /// The transports, the preferred first.
-    pub lanes: Vec<LaneMetrics>,
+    pub transports: Vec<TransportMetrics>,
     /// Copies straight between the memories of two processes through memory that is mapped in both.
     pub mapped: Traffic,
     /// The same by the kernel.

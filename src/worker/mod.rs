@@ -110,4 +110,4 @@ mod windows;
 
 pub use explain::Explanation;
 pub(crate) use handle::Handle;
-pub use metrics::{Held, LaneMetrics, RefusalCounts, Refusals, Traffic, WorkerMetrics};
+pub use metrics::{Held, RefusalCounts, Refusals, Traffic, TransportMetrics, WorkerMetrics};

@@ -109,14 +109,14 @@ impl Shared {
 impl Engine {
     fn metrics(&self) -> WorkerMetrics {
         let ctx = &self.core.movers.ctx;
-        let mut lanes = self.lanes();
+        let mut transports = self.transports();
         for peer in ctx.connections() {
-            if let (Some(lane), Some(link)) = (lanes.get_mut(peer.interface), &peer.link) {
-                lane.sent.join(link.sent);
+            if let (Some(counts), Some(link)) = (transports.get_mut(peer.interface), &peer.link) {
+                counts.sent.join(link.sent);
             }
         }
         let mut metrics = WorkerMetrics {
-            lanes,
+            transports,
             operations: ctx.operations.entered() + self.core.posted.entered(),
             in_flight: ctx.operations.len() + self.core.receives,
             held: ctx.held(),

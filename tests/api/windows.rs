@@ -152,9 +152,9 @@ async fn beside_their_receives(pair: &Pair, count: usize) -> [u64; 3] {
         let [here, there] = [&pair.here, &pair.there].map(|side| side.worker.metrics());
         let [forth, back] = [&here, &there].map(|metrics| {
             metrics
-                .lanes
+                .transports
                 .iter()
-                .map(|lane| lane.sent.count)
+                .map(|one| one.sent.count)
                 .sum::<u64>()
         });
         [forth, back, here.operations]

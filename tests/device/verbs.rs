@@ -443,7 +443,7 @@ async fn driven(way: Way, progress: Progress) {
         let put = ends.here.endpoint.put(source, remote).post().expect("room");
         let moved = || {
             let metrics = ends.here.worker.metrics();
-            (metrics.lanes, metrics.one_sided, metrics.device_copies)
+            (metrics.transports, metrics.one_sided, metrics.device_copies)
         };
         at_rest("what goes by itself", Duration::from_millis(5), moved).await;
         put.await.expect("put");

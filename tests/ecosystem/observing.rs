@@ -121,15 +121,14 @@ fn traffic_is_counted() {
             endpoint.flush().await.expect("flushed");
             let after = (here.metrics(), there.metrics());
             let name = transport.split(',').next().expect("one");
-            let lane = |metrics: &wharf::WorkerMetrics| {
-                let mut lanes = metrics.lanes.iter();
-                lanes
-                    .find(|lane| lane.transport == name)
+            let totals = |metrics: &wharf::WorkerMetrics| {
+                let mut all = metrics.transports.iter();
+                all.find(|one| one.transport == name)
                     .cloned()
-                    .expect("a lane")
+                    .expect("a transport")
             };
-            let sent = lane(&after.0).sent.bytes - lane(&before.0).sent.bytes;
-            let received = lane(&after.1).received.bytes - lane(&before.1).received.bytes;
+            let sent = totals(&after.0).sent.bytes - totals(&before.0).sent.bytes;
+            let received = totals(&after.1).received.bytes - totals(&before.1).received.bytes;
             assert_eq!(sent, received, "{transport}");
             let copied = |metrics: &wharf::WorkerMetrics| metrics.mapped.bytes + metrics.cma.bytes;
             let copied = copied(&after.0) + copied(&after.1);
@@ -146,15 +145,15 @@ fn traffic_is_counted() {
             if transport.contains("cma") && endpoint.transports().contains(&"cma") {
                 assert_eq!(copied, 3 << 20, "the long one without a message");
             }
-            let counts = (lane(&after.0).sent.count, lane(&after.1).received.count);
+            let counts = (totals(&after.0).sent.count, totals(&after.1).received.count);
             assert!(counts.0 > LENGTHS.len() as u64 && counts.1 > LENGTHS.len() as u64);
             assert_eq!((after.0.connects, after.0.connects_failed), (1, 0));
-            assert_eq!(lane(&after.0).connections, 1);
+            assert_eq!(totals(&after.0).connections, 1);
             // What a connection that is gone has sent is not forgotten.
             endpoint.close().await.expect("closed");
-            let last = lane(&here.metrics());
+            let last = totals(&here.metrics());
             assert_eq!(last.connections, 0);
-            assert!(last.sent.bytes >= lane(&after.0).sent.bytes);
+            assert!(last.sent.bytes >= totals(&after.0).sent.bytes);
             assert!(here.connect("127.0.0.1:1").await.is_err());
             assert_eq!(here.metrics().connects_failed, 1);
         });

@@ -276,7 +276,7 @@ struct Play<'a> {
     messages: Vec<ActiveMessage>,
     exposed: Vec<Exposed>,
     /// Buffers that came back.
-    graves: VecDeque<Vec<u8>>,
+    aside: VecDeque<Vec<u8>>,
     before: usize,
     played: Played,
 }
@@ -333,7 +333,7 @@ impl<'a> Play<'a> {
             matched: Vec::new(),
             messages: Vec::new(),
             exposed: Vec::new(),
-            graves: VecDeque::new(),
+            aside: VecDeque::new(),
             before,
             played: Played::default(),
         };
@@ -648,22 +648,22 @@ impl<'a> Play<'a> {
     fn ended(&mut self, ended: Ended) {
         match ended {
             Ended::Over => {}
-            Ended::Back(buffer) => self.bury(buffer),
+            Ended::Back(buffer) => self.put_aside(buffer),
             Ended::Received(tag, bytes, length) => {
                 self.played.received += 1;
                 self.peer.accounts_for_message(tag.0, &bytes[..length]);
                 self.untouched(&bytes[length..]);
-                self.bury(Some(bytes));
+                self.put_aside(Some(bytes));
             }
             Ended::Fragments(bytes, length) => {
                 self.played.received += 1;
                 self.peer.accounts_for_fragments(&bytes[..length]);
-                self.bury(Some(bytes));
+                self.put_aside(Some(bytes));
             }
             Ended::Fetched(bytes) => {
                 self.played.received += 1;
                 assert!(is_of_peer(&bytes), "bytes that the peer has not sent");
-                self.bury(Some(bytes));
+                self.put_aside(Some(bytes));
             }
             Ended::Matched(matched) => self.matched.push(matched),
             Ended::Stream(stream) => {
@@ -689,14 +689,14 @@ impl<'a> Play<'a> {
     }
 
     /// Memory that came back is the program's own.
-    fn bury(&mut self, buffer: Option<Vec<u8>>) {
+    fn put_aside(&mut self, buffer: Option<Vec<u8>>) {
         let Some(mut buffer) = buffer else { return };
         buffer.fill(CANARY);
-        self.graves.push_back(buffer);
-        if self.graves.len() > 32
-            && let Some(grave) = self.graves.pop_front()
+        self.aside.push_back(buffer);
+        if self.aside.len() > 32
+            && let Some(buffer) = self.aside.pop_front()
         {
-            self.untouched(&grave);
+            self.untouched(&buffer);
         }
     }
 
@@ -896,8 +896,8 @@ impl<'a> Play<'a> {
             self.bed.turn();
         }
         assert_eq!(self.bed.worker.in_flight(), 0, "operations are left");
-        for grave in &self.graves {
-            self.untouched(grave);
+        for buffer in &self.aside {
+            self.untouched(buffer);
         }
         self.played
     }

@@ -284,7 +284,7 @@ pub(super) struct Program {
     remote: RemoteRegion,
     certain: Certain,
     /// Buffers that came back: nobody else's from then on.
-    graves: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    aside: Arc<Mutex<VecDeque<Vec<u8>>>>,
     /// What was received and looked at.
     checked: Arc<AtomicU64>,
 }
@@ -302,7 +302,7 @@ impl Program {
             endpoint: endpoint.clone(),
             remote: remote.clone(),
             certain,
-            graves: Arc::default(),
+            aside: Arc::default(),
             checked: checked.clone(),
         }
     }
@@ -349,9 +349,9 @@ impl Program {
                     "a receive wrote behind its message"
                 );
                 self.checked.fetch_add(1, Relaxed);
-                self.bury(Some(got.buffer));
+                self.put_aside(Some(got.buffer));
             }
-            Err(error) => self.bury(error.into_parts().1),
+            Err(error) => self.put_aside(error.into_parts().1),
         }
     }
 
@@ -365,9 +365,9 @@ impl Program {
                     "a get of {size} bytes ended well without them"
                 );
                 self.checked.fetch_add(1, Relaxed);
-                self.bury(Some(bytes));
+                self.put_aside(Some(bytes));
             }
-            Err(error) => self.bury(error.into_parts().1),
+            Err(error) => self.put_aside(error.into_parts().1),
         }
     }
 
@@ -388,16 +388,16 @@ impl Program {
         }
     }
 
-    fn bury(&self, buffer: Option<Vec<u8>>) {
+    fn put_aside(&self, buffer: Option<Vec<u8>>) {
         let Some(mut buffer) = buffer else { return };
         buffer.fill(CANARY);
-        let mut graves = self.graves.lock();
-        graves.push_back(buffer);
-        if graves.len() > 16
-            && let Some(grave) = graves.pop_front()
+        let mut aside = self.aside.lock();
+        aside.push_back(buffer);
+        if aside.len() > 16
+            && let Some(buffer) = aside.pop_front()
         {
             assert!(
-                all_are(&grave, CANARY),
+                all_are(&buffer, CANARY),
                 "memory was written that had come back"
             );
         }
@@ -405,8 +405,8 @@ impl Program {
 
     /// After the end of the connection.
     pub(super) fn end(&self) {
-        let written = |grave: &Vec<u8>| !all_are(grave, CANARY);
-        let is_written = self.graves.lock().iter().any(written);
+        let written = |buffer: &Vec<u8>| !all_are(buffer, CANARY);
+        let is_written = self.aside.lock().iter().any(written);
         assert!(!is_written, "memory was written that had come back");
         assert!(all_are(&SENT, SENT[0]), "what was sent was written");
     }

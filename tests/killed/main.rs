@@ -551,7 +551,7 @@ async fn soak(test: &'static str, over: &'static str, length: Duration) {
         (0, 0, 0, 0, 0),
         "{held:?}"
     );
-    assert!(metrics.lanes.iter().all(|lane| lane.connections == 0));
+    assert!(metrics.transports.iter().all(|one| one.connections == 0));
     for cache in house.context.metrics().registration_caches {
         let now = cache.statistics;
         assert_eq!((now.regions, now.bytes, now.unreleased_bytes), (0, 0, 0));

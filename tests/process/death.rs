@@ -352,7 +352,7 @@ mod while_much_is_pending {
         let mut flush = std::pin::pin!(endpoint.flush());
         assert!(futures::poll!(&mut flush).is_pending(), "sends are pending");
         // All that goes without the peer's doing has gone.
-        let gone = || first.worker.metrics().lanes;
+        let gone = || first.worker.metrics().transports;
         at_rest("the flow", Duration::from_millis(5), gone).await;
         child.kill();
 

@@ -21,9 +21,9 @@ fn length(number: u64) -> usize {
 
 /// Waits until no more goes out: the peer, or what is between, takes no more.
 async fn stands_still(worker: &Worker) {
-    let gone = || worker.metrics().lanes;
+    let gone = || worker.metrics().transports;
     let gone = at_rest("the flow", Duration::from_millis(20), gone).await;
-    assert!(gone.iter().any(|lane| lane.sent.count > 0), "{gone:?}");
+    assert!(gone.iter().any(|one| one.sent.count > 0), "{gone:?}");
 }
 
 mod and_goes_on {

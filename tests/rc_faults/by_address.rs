@@ -193,7 +193,7 @@ fn a_device_that_is_removed_ends_its_listener() {
     });
 }
 
-/// An idle channel asks whether the peer's host is still there, and is given up when nothing answers; the control lane goes with it.
+/// An idle channel asks whether the peer's host is still there, and is given up when nothing answers; the control channel goes with it.
 #[test]
 fn a_host_that_vanishes_is_noticed() {
     alone!();
@@ -248,7 +248,7 @@ fn workers_meet_over_soft_roce() {
             assert_eq!(two.here.transports()[0], first);
             two.talk(10).await.expect("talks");
             two.talk(100_000).await.expect("talks");
-            // The control lane goes with the peer.
+            // The control channel goes with the peer.
             two.there.abort();
             let error = two.here.closed().await;
             assert!(

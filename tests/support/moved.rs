@@ -16,10 +16,10 @@ pub(crate) struct Counted {
 
 impl Counted {
     fn of(metrics: &WorkerMetrics) -> Self {
-        let lanes = || metrics.lanes.iter().map(|lane| lane.sent);
+        let sent = || metrics.transports.iter().map(|one| one.sent);
         Self {
-            messages: lanes().map(|sent| sent.count).sum(),
-            sent: lanes().map(|sent| sent.bytes).sum(),
+            messages: sent().map(|sent| sent.count).sum(),
+            sent: sent().map(|sent| sent.bytes).sum(),
             mapped: metrics.mapped.bytes,
             kernel: metrics.cma.bytes,
             network: metrics.one_sided.bytes,

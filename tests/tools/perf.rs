@@ -255,13 +255,12 @@ fn sizes_and_means() {
     assert_eq!(sizes("put_bw"), [1, 64, 4096]);
     for row in rows.iter().filter(|row| row["size"] != 0) {
         let size = row["size"].as_f64().expect("a size");
-        let lanes = 1.0;
         let overall = row["latency_us"]["overall"].as_f64().expect("a time");
         let rate = row["rate_per_second"]["overall"].as_f64().expect("a rate");
         let bandwidth = row["bandwidth_mb_per_second"]["overall"]
             .as_f64()
             .expect("one");
-        assert!((rate * overall / 1e6 - lanes).abs() < 1e-6, "{row}");
+        assert!((rate * overall / 1e6 - 1.0).abs() < 1e-6, "{row}");
         assert!(
             (bandwidth * 1_048_576.0 / size - rate).abs() < rate * 1e-6,
             "{row}"

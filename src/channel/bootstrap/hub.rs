@@ -130,11 +130,11 @@ impl Hub {
             left: watch::Sender::new(false),
             under_way: watch::Sender::new(0),
         });
-        let own = Arc::new(LocalLane {
+        let own = Arc::new(LocalLink {
             to: Arc::downgrade(&hub),
             from: rank,
         });
-        hub.set_lane(rank, own);
+        hub.set_link(rank, own);
         if rank == 0 && size > 1 {
             tokio::spawn(hub.clone().keep_deadlines());
         }
@@ -142,14 +142,14 @@ impl Hub {
     }
 
     /// Says how to reach a rank. The first word counts.
-    pub(super) fn set_lane(&self, to: usize, link: Arc<dyn PeerLink>) {
+    pub(super) fn set_link(&self, to: usize, link: Arc<dyn PeerLink>) {
         if let Some(place) = self.links.get(to) {
             // A second link to one rank is dropped, and closes.
             let _ = place.set(link);
         }
     }
 
-    fn known_lane(&self, to: usize) -> Option<&Arc<dyn PeerLink>> {
+    fn known_link(&self, to: usize) -> Option<&Arc<dyn PeerLink>> {
         self.links.get(to)?.get()
     }
 
@@ -365,7 +365,7 @@ impl Hub {
                 self.state.lock().open.remove(&call);
                 return Err(error);
             }
-        } else if let Some(link) = self.known_lane(0) {
+        } else if let Some(link) = self.known_link(0) {
             let left = deadline.saturating_duration_since(Instant::now());
             let millis = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
             link.push(Frame::Part {
@@ -454,7 +454,7 @@ impl Hub {
                     // Whoever asked may be gone.
                     let _ = open.send(body);
                 }
-            } else if let Some(link) = self.known_lane(rank) {
+            } else if let Some(link) = self.known_link(rank) {
                 link.push(Frame::Verdict { call, body });
             }
         }
@@ -490,8 +490,8 @@ impl Hub {
     }
 
     /// A rank whose link did not come to stand is gone.
-    pub(super) fn lost_without_lane(&self, rank: usize) {
-        if self.known_lane(rank).is_none() {
+    pub(super) fn lost_without_link(&self, rank: usize) {
+        if self.known_link(rank).is_none() {
             self.gone(rank, Gone::Died);
         }
     }
@@ -557,15 +557,15 @@ impl fmt::Debug for Hub {
 }
 
 /// A link within the process.
-pub(super) struct LocalLane {
+pub(super) struct LocalLink {
     pub(super) to: std::sync::Weak<Hub>,
     pub(super) from: usize,
 }
 
-impl PeerLink for LocalLane {
+impl PeerLink for LocalLink {
     fn push(&self, frame: Frame) {
         let Some(hub) = self.to.upgrade() else { return };
-        let Some(reply) = hub.known_lane(self.from) else {
+        let Some(reply) = hub.known_link(self.from) else {
             return;
         };
         if let Err(error) = hub.take(self.from, frame, reply) {

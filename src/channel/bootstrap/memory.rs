@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    hub::{Hub, LocalLane, Member, bootstrap_by_member},
+    hub::{Hub, LocalLink, Member, bootstrap_by_member},
     limits::{DEADLINE, check_runtime, check_size},
     rendezvous::NoRoads,
 };
@@ -48,11 +48,11 @@ impl MemoryBootstrap {
             .collect();
         for hub in &hubs {
             for to in &hubs {
-                let link = LocalLane {
+                let link = LocalLink {
                     to: Arc::downgrade(to),
                     from: hub.rank,
                 };
-                hub.set_lane(to.rank, Arc::new(link));
+                hub.set_link(to.rank, Arc::new(link));
             }
         }
         Ok(hubs

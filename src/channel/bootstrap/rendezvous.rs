@@ -269,7 +269,7 @@ pub(super) async fn lead(
         expected -= 1;
     }
     for rank in 1..size {
-        hub.lost_without_lane(rank);
+        hub.lost_without_link(rank);
     }
     tokio::spawn(turn_away(arrivals, size, hub.watch_left()));
     guard.keep();
@@ -395,7 +395,7 @@ async fn serve_root(acceptor: Acceptor, me: Me, events: mpsc::Sender<Event>) {
             match answer {
                 Ok(Ok(Standing { hub, table, made })) => {
                     let link = SocketLink::new(socket, table);
-                    hub.set_lane(rank, link.clone());
+                    hub.set_link(rank, link.clone());
                     let hub = Arc::downgrade(&hub);
                     let _ = made.send(());
                     drop((made, events));
@@ -477,7 +477,7 @@ pub(super) async fn follow(
     };
     let hub = Hub::new(rank, size, later, Box::new(roads));
     let link = SocketLink::new(socket, Bytes::new());
-    hub.set_lane(0, link.clone());
+    hub.set_link(0, link.clone());
     tokio::spawn(link.run(Arc::downgrade(&hub), 0));
     let serving = tokio::spawn(serve_peers(acceptor, me, group, Arc::downgrade(&hub)));
     Ok((hub, Tasks(serving.abort_handle())))

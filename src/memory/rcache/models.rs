@@ -90,9 +90,9 @@ fn get_put_invalidate_reap() {
     });
 }
 
-/// Two users and an event: the last one out buries it, whoever that is.
+/// Two users and an event: the last one out deregisters it, whoever that is.
 #[test]
-fn the_last_user_buries_once() {
+fn the_last_user_deregisters_once() {
     loom::model(|| {
         let core = scene();
         keep(&core, 0, pages(0, 0), 7);

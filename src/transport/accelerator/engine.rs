@@ -288,7 +288,7 @@ impl<V: Vendor> Engine<V> {
         (!wanted.devices.is_empty() || wanted.pair.is_some()).then_some(wanted)
     }
 
-    /// Gives a copy to its lane, or lets it wait for its device.
+    /// Gives a copy to its queue, or lets it wait for its device.
     fn dispatch(&mut self, placed: Placed) {
         if self.wanted(placed.device, placed.copy.other).is_some() {
             self.waiting.push_back(Waiting::Copy(placed));

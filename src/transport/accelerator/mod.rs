@@ -23,21 +23,26 @@
 //! * [`CopyEngine::arm`] follows *arm, then drain, then await*, as that of an [`Interface`](super::Interface).
 //! * Every copy that was accepted is reported exactly once, in any order, also when the device is lost.
 //!
-//! # What vendors share
-//! | file | holds |
-//! |---|---|
-//! | `contract` | the traits of an accelerator, and their words |
-//! | `engine` | copies for one worker, whoever made the device |
-//! | `vendor` | what a vendor gives for it |
-//! | `opening` | devices that are opened while the worker goes on |
-//! | `bell` | how a parked worker is woken |
-//! | `inline` | the place for copies that the processor makes by itself |
-//! | `loader` | the vendor's library, loaded or found in use |
-//! | `allocated` | memory that a domain allocated |
-//! | `locking` | ordinary host memory, registered while the engine goes on |
-//! | `staging` | copies that threads make, where the device cannot |
-//! | `reaper` | freeing without waiting |
-//! | `ipc` | memory of other processes of the host |
+//! # Who has one
+//! [`CudaCopy`](super::cuda::CudaCopy), [`RocmCopy`](super::rocm::RocmCopy) and [`GaudiCopy`](super::gaudi::GaudiCopy) come with wharf, and a context takes each whose driver is there.
+//! One of your own is given to [`ContextBuilder::accelerator`](crate::ContextBuilder::accelerator), and then buffers, regions and copies may be of its memory.
+
+// What vendors share:
+//
+// | file | holds |
+// |---|---|
+// | `contract` | the traits of an accelerator, and their words |
+// | `engine` | copies for one worker, whoever made the device |
+// | `vendor` | what a vendor gives for it |
+// | `opening` | devices that are opened while the worker goes on |
+// | `bell` | how a parked worker is woken |
+// | `inline` | the place for copies that the processor makes by itself |
+// | `loader` | the vendor's library, loaded or found in use |
+// | `allocated` | memory that a domain allocated |
+// | `locking` | ordinary host memory, registered while the engine goes on |
+// | `staging` | copies that threads make, where the device cannot |
+// | `reaper` | freeing without waiting |
+// | `ipc` | memory of other processes of the host |
 
 #[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod allocated;

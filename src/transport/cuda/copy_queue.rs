@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// What keeps ordinary memory registered that a copy has.
-pub(super) type Kept = Option<Registration<Pinner>>;
+pub(super) type Registered = Option<Registration<Pinner>>;
 
 /// A copy in the stream, or a place that the stream waits for, done when the word has come to `number`.
 #[derive(Debug)]
 struct Flying {
     token: u64,
     number: u64,
-    kept: Kept,
+    registered: Registered,
 }
 
 /// One stream.
@@ -37,7 +37,7 @@ pub(super) struct CopyQueue {
     route: Route,
     /// Its word.
     index: usize,
-    queued: VecDeque<(Queued, Kept)>,
+    queued: VecDeque<(Queued, Registered)>,
     flying: VecDeque<Flying>,
     /// The last number whose writing is in the stream.
     number: u64,
@@ -99,8 +99,8 @@ impl CopyQueue {
         !self.flying.is_empty()
     }
 
-    pub(super) fn push(&mut self, copy: Queued, kept: Kept) {
-        self.queued.push_back((copy, kept));
+    pub(super) fn push(&mut self, copy: Queued, registered: Registered) {
+        self.queued.push_back((copy, registered));
     }
 
     /// Hands over what is queued, with one signal behind it. What the driver refuses is reported; an error is the end of the context.
@@ -127,9 +127,12 @@ impl CopyQueue {
             {
                 return enqueued;
             }
-            let kept = self.queued.pop_front().and_then(|(_, kept)| kept);
+            let registered = self
+                .queued
+                .pop_front()
+                .and_then(|(_, registered)| registered);
             match enqueued {
-                Ok(()) => self.fly(token, kept),
+                Ok(()) => self.fly(token, registered),
                 Err(error) => reports.push_back((token, Err(error))),
             }
         }
@@ -137,11 +140,11 @@ impl CopyQueue {
     }
 
     /// Notes that something with this token is in the stream.
-    fn fly(&mut self, token: u64, kept: Kept) {
+    fn fly(&mut self, token: u64, registered: Registered) {
         self.flying.push_back(Flying {
             token,
             number: self.number + 1,
-            kept,
+            registered,
         });
         self.unsigned = true;
     }
@@ -347,7 +350,7 @@ impl CopyQueue {
         let queued = self.queued.drain(..).map(|(copy, _)| copy.token);
         let flying = self.flying.drain(..).map(|copy| {
             if goes_on {
-                let _ = ManuallyDrop::new(copy.kept);
+                let _ = ManuallyDrop::new(copy.registered);
             }
             copy.token
         });

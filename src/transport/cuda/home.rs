@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    copy_queue::{CopyQueue, Kept, Signals},
+    copy_queue::{CopyQueue, Registered, Signals},
     order::Mark,
     pageable::{Pinner, is_pinned},
     shared::Shared,
@@ -162,7 +162,7 @@ impl Home {
     }
 
     /// Gives a copy to its queue, with what keeps its memory registered.
-    fn queue(&mut self, route: Route, copy: Queued, kept: Kept) {
+    fn queue(&mut self, route: Route, copy: Queued, kept: Registered) {
         let queue = ROUTES.iter().position(|(known, _)| *known == route);
         if let Some(queue) = queue.and_then(|index| self.queues.get_mut(index)) {
             queue.push(copy, kept);

@@ -401,7 +401,7 @@ impl RcInterface {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    let failed = self.lane_failed_alone(place, &error);
+                    let failed = self.queues_failed_alone(place, &error);
                     return happened + usize::from(failed);
                 }
             }
@@ -428,7 +428,7 @@ impl RcInterface {
         if !set.early.is_empty()
             && let Err(error) = set.sweep()
         {
-            self.lane_failed(place, &error);
+            self.queues_failed(place, &error);
         }
         happened
     }
@@ -467,7 +467,7 @@ impl RcInterface {
             }
         }
         if let Err(error) = self.sets[place].freed(index) {
-            self.lane_failed(place, &error);
+            self.queues_failed(place, &error);
         }
     }
 
@@ -582,19 +582,19 @@ impl RcInterface {
 
     /// A completion queue has failed. `false`: so has its device, as nobody may have heard yet; then its connections go on over others.
     #[cold]
-    fn lane_failed_alone(&mut self, place: usize, error: &Error) -> bool {
+    fn queues_failed_alone(&mut self, place: usize, error: &Error) -> bool {
         let device = &self.sets[place].queues.device;
         device.take_events();
         let alone = !device.is_lost();
         if alone {
-            self.lane_failed(place, error);
+            self.queues_failed(place, error);
         }
         alone
     }
 
     /// A completion queue has failed, or a receive could not be posted: all of its connections are over.
     #[cold]
-    fn lane_failed(&mut self, place: usize, error: &Error) {
+    fn queues_failed(&mut self, place: usize, error: &Error) {
         let set = &mut self.sets[place];
         if std::mem::replace(&mut set.failed, true) {
             return;
@@ -864,7 +864,7 @@ impl RcInterface {
             let set = &self.sets[place];
             if Arc::ptr_eq(&set.queues.device, &device) && set.queues.has_failed() {
                 let text = format!("{}: a queue has failed", device.name());
-                self.lane_failed(place, &Error::new(ErrorKind::DeviceLost, text));
+                self.queues_failed(place, &Error::new(ErrorKind::DeviceLost, text));
             }
         }
         self.useless |= self.sets.iter().any(QueueSet::is_useless);
@@ -992,7 +992,7 @@ impl RcInterface {
         if let Some(place) = self.sets.iter().position(same)
             && let Err(error) = self.sets[place].take_all(rail.queue_pair.number())
         {
-            self.lane_failed(place, &error);
+            self.queues_failed(place, &error);
         }
     }
 
@@ -1012,7 +1012,7 @@ impl RcInterface {
             rail.reservation.settle();
             // What was polled before.
             if let Err(error) = self.sets[place].sweep() {
-                self.lane_failed(place, &error);
+                self.queues_failed(place, &error);
             }
         }
         self.room.devices.reaper.drop_later(rails);
@@ -1266,7 +1266,7 @@ impl Interface for RcInterface {
                 }
                 Err(error) => {
                     // One that cannot be slept on is of no use; the next pass tells its connections.
-                    self.lane_failed_alone(place, &error);
+                    self.queues_failed_alone(place, &error);
                     return false;
                 }
             }

@@ -3,7 +3,7 @@
 //! ```text
 //! the program's stream   ...kernel ─┐ after                     ┌ then ─ kernel...
 //!                                   ▼                           │
-//! a lane of the engine          reported, then: copy ── copy ── event
+//! a stream of the engine        reported, then: copy ── copy ── event
 //! ```
 //!
 //! What comes before is waited for by a stream of the engine's, which reports it; only then are copies begun, so that no other copy stands behind a

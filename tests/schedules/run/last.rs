@@ -374,9 +374,9 @@ impl Run {
                 continue;
             }
             let metrics = node.worker.metrics();
-            let lanes: usize = metrics.lanes.iter().map(|lane| lane.connections).sum();
+            let open: usize = metrics.transports.iter().map(|one| one.connections).sum();
             let held = (metrics.held.connections, metrics.held.sources);
-            assert_eq!((lanes, held), (0, (0, 0)), "node {at} keeps a connection");
+            assert_eq!((open, held), (0, (0, 0)), "node {at} keeps a connection");
             assert_eq!(
                 node.worker.in_flight(),
                 0,

@@ -67,11 +67,12 @@ pub(crate) type Place = [u64; 3];
 pub(crate) struct Stream {
     device: Arc<Device>,
     number: u64,
-    lanes: [Lane; 3],
+    /// By direction.
+    pipes: [Pipe; 3],
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct Pipe {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -210,14 +211,14 @@ impl Stream {
         Arc::new(Self {
             device: Arc::clone(device),
             number,
-            lanes: Default::default(),
+            pipes: Default::default(),
         })
     }
 
     /// Queues an operation.
     pub(crate) fn push(self: &Arc<Self>, direction: Direction, op: Op) -> Outcome {
-        let lane = &self.lanes[direction as usize];
-        let mut queue = lane.queue.lock();
+        let pipe = &self.pipes[direction as usize];
+        let mut queue = pipe.queue.lock();
         if queue.ended {
             return Err(Status::INVALID_ARGUMENT);
         }
@@ -232,7 +233,7 @@ impl Stream {
         queue.pushed += 1;
         let sequence = queue.pushed;
         queue.waiting.push_back((sequence, op));
-        lane.changed.notify_all();
+        pipe.changed.notify_all();
         Ok(())
     }
 
@@ -247,8 +248,8 @@ impl Stream {
 
     /// The end of what it has been given; the stamp will tell when it was reached.
     fn mark(&self, stamp: Option<&Arc<Stamp>>) -> Place {
-        [0, 1, 2].map(|lane: usize| {
-            let mut queue = self.lanes[lane].queue.lock();
+        [0, 1, 2].map(|pipe: usize| {
+            let mut queue = self.pipes[pipe].queue.lock();
             let pushed = queue.pushed;
             match stamp {
                 Some(stamp) if queue.done < pushed => {
@@ -265,7 +266,7 @@ impl Stream {
     pub(crate) fn uses(&self, end: End, start: u64, len: u64) -> bool {
         let directions = [Direction::ToDevice, Direction::ToHost, Direction::Within];
         directions.into_iter().any(|direction| {
-            let queue = self.lanes[direction as usize].queue.lock();
+            let queue = self.pipes[direction as usize].queue.lock();
             let waiting = queue.waiting.iter().map(|(_, op)| op);
             let mut all = queue.current.iter().chain(waiting);
             all.any(|op| op.uses(direction, end, start, len))
@@ -274,26 +275,26 @@ impl Stream {
 
     /// The end of what it has been given.
     pub(crate) fn place(&self) -> Place {
-        [0, 1, 2].map(|lane: usize| self.lanes[lane].queue.lock().pushed)
+        [0, 1, 2].map(|pipe: usize| self.pipes[pipe].queue.lock().pushed)
     }
 
     /// Whether all up to a place is done.
     pub(crate) fn reached(&self, place: Place) -> bool {
-        self.lanes
+        self.pipes
             .iter()
             .zip(place)
-            .all(|(lane, number)| lane.queue.lock().done >= number)
+            .all(|(pipe, number)| pipe.queue.lock().done >= number)
     }
 
     /// Waits until all up to a place is done.
     pub(crate) fn wait(&self, place: Place) -> Outcome {
         let start = Instant::now();
         let limit = Duration::from_millis(settings::HANG_MS.get());
-        for (lane, number) in self.lanes.iter().zip(place) {
-            let mut queue = lane.queue.lock();
+        for (pipe, number) in self.pipes.iter().zip(place) {
+            let mut queue = pipe.queue.lock();
             while queue.done < number {
                 self.device.check()?;
-                lane.changed.wait_for(&mut queue, Duration::from_millis(20));
+                pipe.changed.wait_for(&mut queue, Duration::from_millis(20));
                 if start.elapsed() > limit {
                     eprintln!(
                         "emulated Synapse: a call waits for more than {limit:?} (hang_ms): the first in its queue is {:?}",
@@ -308,20 +309,20 @@ impl Stream {
 
     /// Makes its threads look at the device.
     pub(crate) fn wake(&self) {
-        for lane in &self.lanes {
-            lane.changed.notify_all();
+        for pipe in &self.pipes {
+            pipe.changed.notify_all();
         }
     }
 
     /// Takes nothing more, and waits until its threads have ended, after what is queued.
     pub(crate) fn end(&self) {
-        for lane in &self.lanes {
+        for pipe in &self.pipes {
             let thread = {
-                let mut queue = lane.queue.lock();
+                let mut queue = pipe.queue.lock();
                 queue.ended = true;
                 queue.thread.take()
             };
-            lane.changed.notify_all();
+            pipe.changed.notify_all();
             if let Some(thread) = thread {
                 // It panics only where this emulator is wrong, and has said so then.
                 let _ = thread.join();
@@ -330,12 +331,12 @@ impl Stream {
     }
 
     fn run(self: Arc<Self>, direction: Direction) {
-        let lane = &self.lanes[direction as usize];
+        let pipe = &self.pipes[direction as usize];
         let seed = settings::SEED.get() ^ (self.number * 3 + direction as u64).rotate_left(32);
         let mut random = Random::new(seed);
         loop {
             let (sequence, op) = {
-                let mut queue = lane.queue.lock();
+                let mut queue = pipe.queue.lock();
                 loop {
                     if let Some((sequence, op)) = queue.waiting.pop_front() {
                         queue.current = Some(op.clone());
@@ -344,7 +345,7 @@ impl Stream {
                     if queue.ended {
                         return;
                     }
-                    lane.changed.wait(&mut queue);
+                    pipe.changed.wait(&mut queue);
                 }
             };
             let whole = || self.device.check().is_ok();
@@ -355,7 +356,7 @@ impl Stream {
             if whole() {
                 self.execute(direction, op, &mut random);
             }
-            let mut queue = lane.queue.lock();
+            let mut queue = pipe.queue.lock();
             queue.current = None;
             queue.done = sequence;
             let reached = queue
@@ -363,7 +364,7 @@ impl Stream {
                 .extract_if(.., |(number, _)| *number <= sequence);
             reached.for_each(|(_, stamp)| stamp.reached());
             drop(queue);
-            lane.changed.notify_all();
+            pipe.changed.notify_all();
         }
     }
 
