@@ -74,7 +74,9 @@ fn everything_in_one_report() {
         ]
     );
     assert_eq!(report["build"]["version"], env!("CARGO_PKG_VERSION"));
-    assert!(strings(&report["build"]["features"]).contains(&"tools"));
+    for feature in ["axum", "tonic", "tools"] {
+        assert!(strings(&report["build"]["features"]).contains(&feature));
+    }
     // The compiler that Cargo has for this test as well.
     let output = std::process::Command::new("rustc")
         .arg("--version")
@@ -511,4 +513,24 @@ fn bad_arguments_and_impossible_wishes() {
     );
     let said = fails(1, &["info", "-c"], &[("WHARF_OPS_WINDOW", "0")]);
     assert!(said.contains("WHARF_OPS_WINDOW"), "{said}");
+}
+
+#[test]
+fn every_feature_of_the_package_is_told() {
+    let manifest = include_str!("../../Cargo.toml");
+    let features = manifest.split("\n[features]\n").nth(1).expect("features");
+    let features = features.split("\n[").next().expect("an end");
+    let source = include_str!("../../src/bin/wharf/info/build.rs");
+    let mut count = 0;
+    for line in features.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(" = ").next().expect("a name").trim();
+        if !name.is_empty() && name != "default" {
+            assert!(
+                source.contains(&format!("cfg!(feature = \"{name}\")")),
+                "{name}"
+            );
+            count += 1;
+        }
+    }
+    assert!(count > 10, "the manifest was not understood");
 }

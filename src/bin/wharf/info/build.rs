@@ -9,15 +9,20 @@ use serde_json::{Value, json};
 /// Version and build.
 pub(super) fn build() -> Value {
     let features: Vec<&str> = [
+        ("axum", cfg!(feature = "axum")),
         ("channel", cfg!(feature = "channel")),
         ("conformance", cfg!(feature = "conformance")),
         ("cuda", cfg!(feature = "cuda")),
         ("etcd", cfg!(feature = "etcd")),
         ("gaudi", cfg!(feature = "gaudi")),
+        ("graviola", cfg!(feature = "graviola")),
+        ("hyper", cfg!(feature = "hyper")),
         ("mem-hooks", cfg!(feature = "mem-hooks")),
         ("rocm", cfg!(feature = "rocm")),
+        ("secret", cfg!(feature = "secret")),
         ("serde", cfg!(feature = "serde")),
         ("tls", cfg!(feature = "tls")),
+        ("tonic", cfg!(feature = "tonic")),
         ("tools", cfg!(feature = "tools")),
         ("verbs", cfg!(feature = "verbs")),
     ]
