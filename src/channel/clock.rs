@@ -34,9 +34,7 @@ static SOONER: Condvar = Condvar::new();
 pub(super) struct Appointment(Option<(Instant, u64)>);
 
 /// Has `act` done after a time, on another thread.
-///
-/// # Errors
-/// `Exhausted` when no thread can be had; `Forked`.
+/// Errors: `Exhausted` when no thread can be had; `Forked`.
 pub(super) fn after(time: Duration, act: impl FnOnce() + Send + 'static) -> Result<Appointment> {
     fork::check(Operation::Memory)?;
     // A time that no clock shows does not come.

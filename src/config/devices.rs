@@ -159,17 +159,13 @@ pub(crate) fn rdma_devices(libraries: &Libraries) -> Vec<String> {
 }
 
 /// This machine's interfaces, each with one of its addresses.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 fn interfaces() -> Result<Vec<Interface>> {
     interfaces::interfaces().map_err(|error| Error::io("listing the network interfaces", error))
 }
 
 /// The names of this machine's interfaces, each once.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(crate) fn system_interfaces() -> Result<Vec<String>> {
     let all = interfaces()?.into_iter();
     let mut names: Vec<String> = all.map(|interface| interface.name).collect();

@@ -55,9 +55,7 @@ impl Config {
     const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
     /// Puts together what the builder was given, the environment and the defaults. `names` are those that values may hold.
-    ///
-    /// # Errors
-    /// `Configuration`: a variable's value is unknown or impossible.
+    /// Errors: `Configuration`: a variable's value is unknown or impossible.
     pub(crate) fn load(
         (given, rc): (Overrides, RcOverrides),
         environment: &Environment<'_>,

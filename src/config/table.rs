@@ -54,9 +54,7 @@ macro_rules! options {
 
         impl $Options {
             /// Puts together what the builder was given, the environment and the defaults.
-            ///
-            /// # Errors
-            /// `Configuration`: a variable's value is unknown or impossible.
+            /// Errors: `Configuration`: a variable's value is unknown or impossible.
             pub(super) fn load(
                 given: $Given,
                 environment: &Environment<'_>,

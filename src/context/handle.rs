@@ -384,9 +384,7 @@ impl Context {
     }
 
     /// What the program says to a peer that asks for a connection.
-    ///
-    /// # Errors
-    /// `Rejected`, with its reason.
+    /// Errors: `Rejected`, with its reason.
     pub(crate) fn admits(&self, peer: &IncomingInfo) -> Result<()> {
         match self.inner.admit.as_ref().map(|admit| admit(peer)) {
             Some(Admission::Refuse(reason)) => Err(Error::new(ErrorKind::Rejected, reason)),

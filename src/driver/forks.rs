@@ -42,9 +42,7 @@ impl Initialised {
     }
 
     /// That the driver may be called in this process.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     pub(super) fn check(&self) -> Result<()> {
         if self.at.load(Relaxed) == 0 || self.is_here() {
             return Ok(());
@@ -57,9 +55,7 @@ impl Initialised {
     }
 
     /// Calls `initialise` if nobody has with success. What failed may be tried again.
-    ///
-    /// # Errors
-    /// `Forked`; `Io`: forks cannot be watched; and those of `initialise`.
+    /// Errors: `Forked`; `Io`: forks cannot be watched; and those of `initialise`.
     pub(super) fn once(&self, initialise: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.is_here() {
             return Ok(());

@@ -47,9 +47,7 @@ impl Search<'_> {
     }
 
     /// Loads the library. It stays loaded. May take milliseconds: the library's constructors run.
-    ///
-    /// # Errors
-    /// [`Absent`]: all that was tried, with the loader's words.
+    /// Errors: [`Absent`]: all that was tried, with the loader's words.
     pub(crate) fn open(&self) -> Result<Library, Absent> {
         self.find(RTLD_NOW | RTLD_LOCAL)
     }
@@ -237,9 +235,7 @@ macro_rules! symbols {
             ];
 
             /// Looks every function up.
-            ///
-            /// # Errors
-            /// All required functions that `find` does not find.
+            /// Errors: all required functions that `find` does not find.
             ///
             /// # Safety
             /// What `find` returns for a name is a function with the signature that the table declares, callable for ever.

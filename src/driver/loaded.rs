@@ -21,9 +21,7 @@ impl<D: 'static> Loaded<D> {
 
     /// The driver that `search` leads to, loaded if it is not. Where nobody named a file, `present` says before whether a look is worth it.
     /// `anchor` is a required function, by which libraries are told apart.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; and those of `make`.
+    /// Errors: `Unsupported`: no such library, with all that was tried and the loader's words; and those of `make`.
     pub(super) fn load(
         &self,
         search: &Search<'_>,

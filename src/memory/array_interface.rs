@@ -66,9 +66,7 @@ impl ArrayInterface {
     }
 
     /// Where its bytes are.
-    ///
-    /// # Errors
-    /// As of [`byte_len`](Self::byte_len); `InvalidArgument`: the range does not fit in the address space.
+    /// Errors: as of [`byte_len`](Self::byte_len); `InvalidArgument`: the range does not fit in the address space.
     pub(crate) fn range(&self) -> Result<AddressRange> {
         AddressRange::new(self.data, self.byte_len()? as u64)
     }

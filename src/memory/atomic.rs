@@ -115,9 +115,7 @@ impl Exposed {
     }
 
     /// Does an atomic operation; returns the old value.
-    ///
-    /// # Errors
-    /// Among others `Unsupported` where network devices do them, which no processor mixes with.
+    /// Errors: Among others `Unsupported` where network devices do them, which no processor mixes with.
     pub(crate) fn atomic(&self, offset: usize, request: &AtomicRequest) -> Result<u64> {
         if self.access.contains(Access::DEVICE_ATOMIC) {
             let text = "the region was exposed for atomics of network devices alone";

@@ -905,9 +905,7 @@ impl BufferMut {
     }
 
     /// What comes over this connection is to be written into it: if it, or a piece of it, is lent to another, which would see it, the loan ends.
-    ///
-    /// # Errors
-    /// `Exhausted`: the system has no mapping left.
+    /// Errors: `Exhausted`: the system has no mapping left.
     #[inline]
     pub(crate) fn takes_from(&mut self, from: EndpointId) -> Result<()> {
         match &mut self.0 {
@@ -975,9 +973,7 @@ impl BufferMut {
     }
 
     /// The same bytes of the host in other memory. Gives way between parts of a long copy.
-    ///
-    /// # Errors
-    /// `Exhausted`: there is no memory.
+    /// Errors: `Exhausted`: there is no memory.
     pub(crate) async fn replica(&self) -> Result<Self> {
         let mut replica: Self = match &self.0 {
             Unique::Host(buffer) => buffer.another()?.into(),

@@ -179,9 +179,7 @@ impl DlpackTensor {
     }
 
     /// Where its bytes are.
-    ///
-    /// # Errors
-    /// As of [`byte_len`](Self::byte_len); `InvalidArgument`: the range does not fit in the address space.
+    /// Errors: as of [`byte_len`](Self::byte_len); `InvalidArgument`: the range does not fit in the address space.
     pub(crate) fn range(&self) -> Result<AddressRange> {
         let raw = self.raw();
         let start = (raw.data.expose_provenance() as u64)
@@ -191,9 +189,7 @@ impl DlpackTensor {
     }
 
     /// That memory of the type that was found is what the producer says of it.
-    ///
-    /// # Errors
-    /// `Unsupported`: of a device that no accelerator of the context has, or that wharf knows nothing of.
+    /// Errors: `Unsupported`: of a device that no accelerator of the context has, or that wharf knows nothing of.
     pub(crate) fn agree(&self, found: MemoryType) -> Result<()> {
         let raw = self.raw();
         let device = u16::try_from(raw.device_id).ok();
@@ -252,9 +248,7 @@ impl fmt::Debug for DlpackTensor {
 }
 
 /// How many elements there are, if they follow each other row by row: `strides` in units of which an element has `each`; empty: as if they did.
-///
-/// # Errors
-/// `InvalidArgument`: they do not, or are more than there can be.
+/// Errors: `InvalidArgument`: they do not, or are more than there can be.
 pub(super) fn row_by_row(shape: &[i64], strides: &[i64], each: i64) -> Result<usize> {
     if shape.contains(&0) {
         return Ok(0);

@@ -307,9 +307,7 @@ unsafe impl DomainMemory for Announced {
 }
 
 /// Allocates by the first of `domains` that can. Before the memory is freed the caches hear of it.
-///
-/// # Errors
-/// `Unsupported` when none can; what the domain said.
+/// Errors: `Unsupported` when none can; what the domain said.
 pub(crate) fn allocate(
     domains: &[Arc<dyn MemoryDomain>],
     memory_type: MemoryType,

@@ -115,9 +115,7 @@ impl Segment {
     }
 
     /// The part of it at `range`, which is in it and of whole pages, as a dma-buf of the same pages. Whoever has that keeps them.
-    ///
-    /// # Errors
-    /// As of [`udmabuf::create`]; `Unsupported`: it has no descriptor that leads to what is here.
+    /// Errors: as of [`udmabuf::create`]; `Unsupported`: it has no descriptor that leads to what is here.
     pub(crate) fn export(&self, range: AddressRange) -> io::Result<OwnedFd> {
         let start = self.mapping.as_ptr() as u64;
         // A loan that ends would part it from its descriptor.
@@ -197,9 +195,7 @@ impl Segment {
     }
 
     /// Ends the loan: what is written here from now on is not seen by who has it. It is not lent again.
-    ///
-    /// # Errors
-    /// `Exhausted`: the system has no mapping left.
+    /// Errors: `Exhausted`: the system has no mapping left.
     pub(crate) fn end_loan(&self) -> Result<()> {
         let _alone = self.ending.lock();
         let Some(fd) = self.fd().filter(|_| self.lent_to().is_some()) else {
@@ -354,9 +350,7 @@ impl HostBufferMut {
     }
 
     /// Ends its loan.
-    ///
-    /// # Errors
-    /// As [`Segment::end_loan`].
+    /// Errors: as [`Segment::end_loan`].
     #[cold]
     pub(crate) fn end_loan(&self) -> Result<()> {
         let segment = self.segment.as_ref();
@@ -370,9 +364,7 @@ impl HostBufferMut {
     }
 
     /// Another of this length and kind of pages.
-    ///
-    /// # Errors
-    /// As [`HostBufferMut::allocate`].
+    /// Errors: as [`HostBufferMut::allocate`].
     pub(crate) fn another(&self) -> Result<Self> {
         match &self.segment {
             Some(segment) if segment.huge => Self::allocate_huge(self.len),

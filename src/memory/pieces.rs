@@ -184,9 +184,7 @@ pub(crate) struct ListMut<P> {
 
 impl<P: PieceMut> ListMut<P> {
     /// As [`PieceMut::takes_from`], of every piece.
-    ///
-    /// # Errors
-    /// As there.
+    /// Errors: as there.
     pub(crate) fn takes_from(&mut self, from: EndpointId) -> Result<()> {
         let mut pieces = self.pieces.iter_mut();
         pieces.try_for_each(|piece| piece.takes_from(from))

@@ -128,9 +128,7 @@ impl Radix {
     }
 
     /// Writes `entry` to each page of `range`, over what was there.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when the range is not of whole pages or has no [place](Self::make_place); then nothing was written.
+    /// Errors: `InvalidArgument` when the range is not of whole pages or has no [place](Self::make_place); then nothing was written.
     pub(crate) fn set(&self, range: AddressRange, entry: u64) -> Result<()> {
         debug_assert!((1..1 << 62).contains(&entry));
         if !(range.start() | range.end()).is_multiple_of(PAGE) || !self.make_place(range) {

@@ -295,9 +295,7 @@ pub(crate) struct RegionTable {
 }
 
 /// That `length` bytes at `offset` may be accessed so in memory that is exposed for `given`, so many bytes of it.
-///
-/// # Errors
-/// `AccessDenied`, `OutOfBounds`.
+/// Errors: `AccessDenied`, `OutOfBounds`.
 pub(crate) fn admit(
     (given, size): (Access, u64),
     access: Access,

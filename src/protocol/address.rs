@@ -43,9 +43,7 @@ fields! {
 
 impl WorkerAddress {
     /// An address of these parts. `unix_name` is the abstract name that its Unix socket is bound to.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when there are more than 64 sockets or transports, or a name is longer than 255 bytes.
+    /// Errors: `InvalidArgument` when there are more than 64 sockets or transports, or a name is longer than 255 bytes.
     pub(crate) fn new(
         worker: WorkerId,
         identity: Identity,

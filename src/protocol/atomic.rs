@@ -24,9 +24,7 @@ pub(crate) fn code(request: &AtomicRequest, fetch: bool) -> u32 {
 }
 
 /// What a message asks for, and whether for the old value.
-///
-/// # Errors
-/// `Protocol` for an operation or width that there is not.
+/// Errors: `Protocol` for an operation or width that there is not.
 pub(crate) fn request(body: &control::Atomic) -> Result<(AtomicRequest, bool)> {
     let bad = |what| Error::new(ErrorKind::Protocol, what);
     let op = OPS

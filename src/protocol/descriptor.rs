@@ -67,9 +67,7 @@ sequence! { ShmRoute { segment, offset, segment_length } }
 
 impl Descriptor {
     /// A descriptor of `length` bytes at `address` of the owner.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when the range wraps around, or does not lie in the segment of `shm`; when the key is none that a region has.
+    /// Errors: `InvalidArgument` when the range wraps around, or does not lie in the segment of `shm`; when the key is none that a region has.
     pub(crate) fn new(
         identity: Identity,
         memory_type: MemoryType,

@@ -36,9 +36,7 @@ pub(crate) fn encode(leaves: Leaves, reason: Option<&CloseReason>) -> Vec<u8> {
 }
 
 /// The error that a goodbye stands for at the other end.
-///
-/// # Errors
-/// `Protocol`: a part of a code.
+/// Errors: `Protocol`: a part of a code.
 pub(crate) fn error_of(bytes: &[u8]) -> Result<Error> {
     let (leaves, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // What a later version says besides is closed in order all the same.

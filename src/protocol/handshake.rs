@@ -109,9 +109,7 @@ impl Opening {
     }
 
     /// What the listening end answers. What its proof is checked with is worked out while it works on that.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
+    /// Errors: `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
     pub(crate) fn answered(self, bytes: &[u8]) -> Result<Answered> {
         let Message::ServerHello {
             versions,
@@ -143,9 +141,7 @@ pub(crate) struct Answered {
 
 impl Answered {
     /// What the listening end says after its hello.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`. `VersionMismatch`: a hello of another version.
+    /// Errors: `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`. `VersionMismatch`: a hello of another version.
     pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
         let Message::Proof { proof } = Message::heard(bytes)? else {
             return Err(out_of_turn());
@@ -183,9 +179,7 @@ impl Client {
     }
 
     /// Shows that it is the holder of `key`, as it has said.
-    ///
-    /// # Errors
-    /// `Malformed`: the listening end's key for this handshake is none.
+    /// Errors: `Malformed`: the listening end's key for this handshake is none.
     pub(crate) fn prove(&mut self, key: &PrivateKey) -> Result<Vec<u8>> {
         self.both.show(key)?;
         let proof = self.both.proof(Prover::Client);
@@ -193,9 +187,7 @@ impl Client {
     }
 
     /// What the listening end says to that.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
+    /// Errors: `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
     /// connection down. `Malformed`. `VersionMismatch`, as above.
     pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
         match Message::heard(bytes)? {
@@ -237,9 +229,7 @@ pub(crate) struct Greeting {
 
 impl Greeting {
     /// Takes a client's hello over a connection of this kind, as the holder of `key`, with another that is used for nothing else; with the answer.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: one end has a secret and the other has none. `Malformed`, `VersionMismatch`.
+    /// Errors: `AuthenticationFailed`: one end has a secret and the other has none. `Malformed`, `VersionMismatch`.
     pub(crate) fn new(
         medium: &str,
         key: &PublicKey,
@@ -284,9 +274,7 @@ impl Greeting {
     }
 
     /// Shows that it has the key of its hello; with what to say.
-    ///
-    /// # Errors
-    /// `Malformed`: the client's key, or its share of the secret, is none.
+    /// Errors: `Malformed`: the client's key, or its share of the secret, is none.
     pub(crate) fn prove(self, key: &PrivateKey) -> Result<(Proved, Vec<u8>)> {
         let mut both = Both::new(self.own, self.theirs, self.said)?;
         both.show(key)?;
@@ -330,9 +318,7 @@ pub(crate) struct Introduced {
 
 impl Introduced {
     /// Who dials.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`. `VersionMismatch`, as above.
+    /// Errors: `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`. `VersionMismatch`, as above.
     pub(crate) fn proved(self, bytes: &[u8]) -> Result<(Server, Introduction)> {
         let (both, said) = self.said?;
         let Message::Proof { proof } = Message::decode(bytes)? else {
@@ -362,17 +348,13 @@ impl Server {
     }
 
     /// Who is expected has come.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: it is somebody else. `Malformed`.
+    /// Errors: `AuthenticationFailed`: it is somebody else. `Malformed`.
     pub(crate) fn arrived(&mut self, sealed: &[u8]) -> Result<Arrival> {
         Arrival::decode_fields(&self.both.open(Prover::Client, sealed)?)
     }
 
     /// What a client says that does not go there.
-    ///
-    /// # Errors
-    /// `VersionMismatch`: a hello of another version. `Malformed`: anything else.
+    /// Errors: `VersionMismatch`: a hello of another version. `Malformed`: anything else.
     pub(crate) fn stays(bytes: &[u8]) -> Result<()> {
         match Message::decode(bytes)? {
             Message::Stays => Ok(()),

@@ -254,17 +254,13 @@ impl Message {
     }
 
     /// The message that `bytes` are, which is no [`Message::Rejection`].
-    ///
-    /// # Errors
-    /// `Malformed`; what a rejection stands for.
+    /// Errors: `Malformed`; what a rejection stands for.
     pub(crate) fn heard(bytes: &[u8]) -> Result<Self> {
         Self::decode(bytes)?.unless_rejection()
     }
 
     /// For bytes that may be another thing than a message.
-    ///
-    /// # Errors
-    /// What a [`Message::Rejection`] stands for, if that is what `bytes` are.
+    /// Errors: what a [`Message::Rejection`] stands for, if that is what `bytes` are.
     pub(crate) fn unless_rejected(bytes: &[u8]) -> Result<()> {
         Self::decode(bytes).map_or(Ok(()), |message| message.unless_rejection().map(drop))
     }
@@ -290,9 +286,7 @@ fn frame(kind: u8, fields: &[u8]) -> Vec<u8> {
 }
 
 /// How long the message is that begins with these bytes, [`HEAD`] of them.
-///
-/// # Errors
-/// `Malformed`: it is none, or longer than any.
+/// Errors: `Malformed`: it is none, or longer than any.
 pub(crate) fn length_of(head: &[u8]) -> Result<usize> {
     match head.strip_prefix(&MAGIC) {
         Some([kind, 1, length @ ..]) if Message::KINDS.contains(kind) => {

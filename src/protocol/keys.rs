@@ -118,9 +118,7 @@ impl PrivateKey {
     }
 
     /// What this key and another have in common.
-    ///
-    /// # Errors
-    /// `Malformed`: the other is no key but a point with which everything has the same in common.
+    /// Errors: `Malformed`: the other is no key but a point with which everything has the same in common.
     pub(crate) fn agree(&self, other: &PublicKey) -> Result<Agreed> {
         let agreed = Zeroizing::new(multiplied(&self.secret, &other.0));
         match *agreed == [0; 32] {

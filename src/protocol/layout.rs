@@ -168,9 +168,7 @@ impl Strided {
     }
 
     /// Reads a form from the front of `bytes`.
-    ///
-    /// # Errors
-    /// `Protocol`: there are too few.
+    /// Errors: `Protocol`: there are too few.
     pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
         let form = bytes.first_chunk::<{ Self::FORM }>();
         let (words, _) = form

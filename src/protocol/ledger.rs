@@ -197,9 +197,7 @@ impl Ledger {
     }
 
     /// Takes room for something that a connection brings.
-    ///
-    /// # Errors
-    /// `Exhausted`, with the limit that it would exceed.
+    /// Errors: `Exhausted`, with the limit that it would exceed.
     #[inline]
     pub(crate) fn take(&mut self, id: AccountId, amount: Amount) -> Result<()> {
         let Some(account) = self.accounts.get_mut(id.index()) else {
@@ -234,9 +232,7 @@ impl Ledger {
     }
 
     /// Takes room for a request that takes as many bytes of memory, where there is somebody to charge.
-    ///
-    /// # Errors
-    /// As [`Ledger::take`].
+    /// Errors: as [`Ledger::take`].
     pub(crate) fn charge(
         &mut self,
         id: Option<AccountId>,
@@ -260,9 +256,7 @@ impl Ledger {
 
     /// Whether the messages of a connection, or of its source, are more than twice as many as may wait, and 16, with those that came back. What all of the worker's
     /// peers have is not this one's fault.
-    ///
-    /// # Errors
-    /// `Exhausted`, with the limit.
+    /// Errors: `Exhausted`, with the limit.
     pub(crate) fn check_messages(&mut self, id: AccountId) -> Result<()> {
         let Some(account) = self.accounts.get(id.index()) else {
             return Ok(());

@@ -60,9 +60,7 @@ mod curve {
         }
 
         /// The key, with the other end's share. `first` is the client's share, `second` the server's: one of them is this end's own.
-        ///
-        /// # Errors
-        /// `Malformed`: theirs is no point, or one that has the same in common with all.
+        /// Errors: `Malformed`: theirs is no point, or one that has the same in common with all.
         pub(crate) fn key(
             &self,
             theirs: &Share,

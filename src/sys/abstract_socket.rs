@@ -22,9 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 const MAX_NAME: usize = 107;
 
 /// Listens at `name`. Must be called within a Tokio runtime.
-///
-/// # Errors
-/// `AddrInUse` when the name is taken, `InvalidInput` when it is longer than 107 bytes.
+/// Errors: `AddrInUse` when the name is taken, `InvalidInput` when it is longer than 107 bytes.
 pub(crate) fn bind(name: &[u8]) -> io::Result<UnixListener> {
     let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
@@ -33,9 +31,7 @@ pub(crate) fn bind(name: &[u8]) -> io::Result<UnixListener> {
 
 /// Connects to `name`. Never blocks for long: a Unix socket connects at once or not at all. Must be called within a Tokio
 /// runtime.
-///
-/// # Errors
-/// `ConnectionRefused` when nobody listens there, `WouldBlock` when the listener's queue is full.
+/// Errors: `ConnectionRefused` when nobody listens there, `WouldBlock` when the listener's queue is full.
 pub(crate) async fn connect(name: &[u8]) -> io::Result<UnixStream> {
     // Checks the length; Tokio takes a name that begins with a zero byte as an abstract one and connects without blocking.
     SocketAddr::from_abstract_name(name)?;

@@ -38,9 +38,7 @@ pub(crate) struct Ringer(TimerFd);
 
 impl Bell {
     /// A bell that does not ring.
-    ///
-    /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         Ok(Self(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))
@@ -58,9 +56,7 @@ impl Bell {
 
 impl Ringer {
     /// Takes one that a peer sent: its [`Bell`].
-    ///
-    /// # Errors
-    /// `InvalidData` when it is no timer: what rings a timer may block on something else.
+    /// Errors: `InvalidData` when it is no timer: what rings a timer may block on something else.
     pub(crate) fn from_received(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: the descriptor is owned, and goes into what owns it from here on.
         let timer = unsafe { TimerFd::from_raw_fd(fd.into_raw_fd()) };
@@ -108,17 +104,13 @@ pub(crate) struct BellSet(Epoll);
 
 impl BellSet {
     /// An empty one.
-    ///
-    /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?))
     }
 
     /// Listens to `bell` too.
-    ///
-    /// # Errors
-    /// `ENOMEM`, `ENOSPC` at the user's limit of watches.
+    /// Errors: `ENOMEM`, `ENOSPC` at the user's limit of watches.
     pub(crate) fn add(&self, bell: impl AsFd) -> io::Result<()> {
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         Ok(self.0.add(bell, EpollEvent::new(edges, 0))?)

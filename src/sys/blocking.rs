@@ -12,9 +12,7 @@ use super::fork;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Does it on a thread that may block. Its result ends there, should nobody wait for it any longer.
-///
-/// # Errors
-/// `Closed`: the runtime is shutting down. That of `work`.
+/// Errors: `Closed`: the runtime is shutting down. That of `work`.
 ///
 /// # Cancel safety
 /// Dropped, it is done all the same once it was begun.
@@ -41,9 +39,7 @@ impl<T: Send + 'static> Offloaded<T> {
     }
 
     /// Goes on with it on a thread that may block: what `act` makes of it, and what else it found.
-    ///
-    /// # Errors
-    /// As of [`blocking`]; it is gone then.
+    /// Errors: as of [`blocking`]; it is gone then.
     pub(crate) async fn then<U: Send + 'static, V: Send + 'static>(
         self,
         act: impl FnOnce(T) -> Result<(U, V)> + Send + 'static,

@@ -18,9 +18,7 @@ pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
     /// A new one, not ringing.
-    ///
-    /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self(

@@ -41,9 +41,7 @@ impl fmt::Display for PeerCredentials {
 }
 
 /// Who is at the other end.
-///
-/// # Errors
-/// `ENOTSOCK`, or `Unsupported` when it is not a Unix socket.
+/// Errors: `ENOTSOCK`, or `Unsupported` when it is not a Unix socket.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     let mut found = mem::MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -79,9 +77,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredent
 /// Sends `bytes` (at least one) with `fds` (at most [`MAX_FDS`]) and returns how many bytes went. The descriptors travel
 /// with the first byte: when the call succeeds they are gone, and the rest of the bytes is sent without them. Never
 /// blocks, never raises SIGPIPE.
-///
-/// # Errors
-/// `WouldBlock` when there is no room, `BrokenPipe` when the peer is gone, `InvalidInput` for no bytes or too many
+/// Errors: `WouldBlock` when there is no room, `BrokenPipe` when the peer is gone, `InvalidInput` for no bytes or too many
 /// descriptors, `ETOOMANYREFS` when the user has too many in flight.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
@@ -124,9 +120,7 @@ pub(crate) fn send(
 
 /// Receives at most `bytes.len()` bytes, with the descriptors that came with them, close-on-exec. Returns 0 at the end of
 /// the stream. Never blocks.
-///
-/// # Errors
-/// `WouldBlock` when nothing is there; `InvalidData` when more descriptors came than [`MAX_FDS`] or than this process may
+/// Errors: `WouldBlock` when nothing is there; `InvalidData` when more descriptors came than [`MAX_FDS`] or than this process may
 /// open, with all that did arrive closed.
 pub(crate) fn recv(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     if bytes.is_empty() {

@@ -68,9 +68,7 @@ impl Mark {
     }
 
     /// `Forked`, in a child.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(crate) fn check(self, operation: Operation) -> Result<()> {
         match self.is_child() {
@@ -81,9 +79,7 @@ impl Mark {
 }
 
 /// `Forked`, in a child.
-///
-/// # Errors
-/// `Forked`.
+/// Errors: `Forked`.
 #[inline]
 pub(crate) fn check(operation: Operation) -> Result<()> {
     match forked() {
@@ -103,9 +99,7 @@ fn refusal(operation: Operation) -> Error {
 
 /// Has `handler` called in every child that `fork` makes from now on (not in one of a bare `clone`). It may do what a signal handler may do:
 /// no lock, no allocation. Asking twice for the same is asking once.
-///
-/// # Errors
-/// `Exhausted`: 16 handlers are there already.
+/// Errors: `Exhausted`: 16 handlers are there already.
 pub(crate) fn at_fork_in_child(handler: fn()) -> Result<()> {
     forked();
     let handler = handler as *mut ();

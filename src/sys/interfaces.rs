@@ -26,9 +26,7 @@ impl Drop for List {
 }
 
 /// All of them.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(crate) fn interfaces() -> io::Result<Vec<Interface>> {
     let mut list = List(ptr::null_mut());
     // SAFETY: it writes the list's address.

@@ -30,9 +30,7 @@ pub(crate) struct Mapping {
 
 impl Mappings {
     /// Opens them, and sees whether the kernel can be asked.
-    ///
-    /// # Errors
-    /// `ENOTTY`: a kernel before 6.11; what opening a file gives when there is no `/proc`.
+    /// Errors: `ENOTTY`: a kernel before 6.11; what opening a file gives when there is no `/proc`.
     pub(crate) fn open() -> io::Result<Self> {
         let this = Self(File::open("/proc/self/maps")?.into());
         this.at(&raw const this as u64)?;
@@ -40,9 +38,7 @@ impl Mappings {
     }
 
     /// The mapping that holds `address`, or none.
-    ///
-    /// # Errors
-    /// What the kernel said: `ESRCH` for a process that is gone.
+    /// Errors: what the kernel said: `ESRCH` for a process that is gone.
     pub(crate) fn at(&self, address: u64) -> io::Result<Option<Mapping>> {
         let mut query = Query {
             size: size_of::<Query>() as u64,

@@ -60,9 +60,7 @@ pub(crate) struct Memfd {
 impl Memfd {
     /// Makes one of `len` zero bytes (at least 1), sealed against shrinking, growing and further seals. It stays writable.
     /// `name` shows in `/proc/*/maps` and need not be unique.
-    ///
-    /// # Errors
-    /// `InvalidInput` for no length or one beyond what a file may have; `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `InvalidInput` for no length or one beyond what a file may have; `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn create(name: &CStr, len: usize) -> io::Result<Self> {
         let size = libc::off_t::try_from(len)
             .ok()
@@ -73,9 +71,7 @@ impl Memfd {
     }
 
     /// As [`create`](Self::create), but that it can be [sealed against writing](seal_writing) later. Whoever has the descriptor can do that.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create).
+    /// Errors: as [`create`](Self::create).
     pub(crate) fn create_sealable(name: &CStr, len: usize) -> io::Result<Self> {
         let size = libc::off_t::try_from(len)
             .ok()
@@ -86,9 +82,7 @@ impl Memfd {
 
     /// As [`create`](Self::create), of huge pages of 2 MiB that the system keeps for this purpose (`vm.nr_hugepages`), as many as hold `len` bytes.
     /// Whether there are enough, mapping it tells.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create); `EINVAL`, `ENOSYS` without such pages, `EPERM`.
+    /// Errors: as [`create`](Self::create); `EINVAL`, `ENOSYS` without such pages, `EPERM`.
     pub(crate) fn create_huge(name: &CStr, len: usize) -> io::Result<Self> {
         let len = len
             .checked_next_multiple_of(HUGE_PAGE)
@@ -120,9 +114,7 @@ impl Memfd {
     }
 
     /// Maps all of it.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
+    /// Errors: `ENOMEM`.
     pub(crate) fn map(&self) -> io::Result<Mapping> {
         let mapping = self.map_sparse()?;
         if self.len >= HUGE_PAGE {
@@ -133,9 +125,7 @@ impl Memfd {
     }
 
     /// The same for what is to stay mostly empty: without huge pages, which fill in 2 MiB for a byte.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
+    /// Errors: `ENOMEM`.
     pub(crate) fn map_sparse(&self) -> io::Result<Mapping> {
         Mapping::new(self.fd.as_fd(), self.len, true)
     }
@@ -159,9 +149,7 @@ pub(crate) fn is_forbidden(error: &io::Error) -> bool {
 }
 
 /// Seals a memfd of this process so that nobody can map it for writing any more, or write it otherwise. The mappings that there are stay as they are.
-///
-/// # Errors
-/// `EPERM` when its seals are sealed, `EINVAL` before Linux 5.1.
+/// Errors: `EPERM` when its seals are sealed, `EINVAL` before Linux 5.1.
 pub(crate) fn seal_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     fcntl(fd, FcntlArg::F_ADD_SEALS(FUTURE_WRITE))?;
     Ok(())
@@ -185,9 +173,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps a memfd that came from another process, after checking that it is one, of pages that the system makes when they are touched, is sealed
     /// against shrinking and growing, and has exactly `expected_len` bytes.
-    ///
-    /// # Errors
-    /// `InvalidData` when one of these is not so, `PermissionDenied` when it is sealed against writing, `ENOMEM`.
+    /// Errors: `InvalidData` when one of these is not so, `PermissionDenied` when it is sealed against writing, `ENOMEM`.
     pub(crate) fn of_received(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<Self> {
         let (size, _) = checked(fd, expected_len)?;
         // Without huge pages where its owner has none: what is sparse there is not filled in here, 2 MiB for a byte.
@@ -195,9 +181,7 @@ impl Mapping {
     }
 
     /// As [`of_received`](Self::of_received), but for reading alone where it is sealed against writing.
-    ///
-    /// # Errors
-    /// As [`of_received`](Self::of_received).
+    /// Errors: as [`of_received`](Self::of_received).
     pub(crate) fn of_lent(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<Self> {
         let (size, seals) = checked(fd, expected_len)?;
         let is_writable = !seals.intersects(SealFlag::F_SEAL_WRITE | FUTURE_WRITE);
@@ -205,9 +189,7 @@ impl Mapping {
     }
 
     /// The checks of [`of_received`](Self::of_received) alone.
-    ///
-    /// # Errors
-    /// `InvalidData`.
+    /// Errors: `InvalidData`.
     pub(crate) fn check(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<()> {
         checked(fd, expected_len).map(drop)
     }
@@ -215,9 +197,7 @@ impl Mapping {
     /// Parts from all others that map the file, `fd`: what this process writes from here on is seen by nobody else. The bytes stay, and so does the
     /// address; a page is copied when it is written, and shows what the file holds until then. Accesses meanwhile by other threads of this
     /// process are as good as before or after.
-    ///
-    /// # Errors
-    /// `ENOMEM`; nothing has changed then.
+    /// Errors: `ENOMEM`; nothing has changed then.
     pub(crate) fn part(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Made beside it and moved over it, because a mapping that is refused at its place has taken away what was there.
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -249,9 +229,7 @@ impl Mapping {
     }
 
     /// `len` zero bytes of no file, which forked children share.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
+    /// Errors: `ENOMEM`.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         Self::map(-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS, len, true)
     }

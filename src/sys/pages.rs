@@ -38,9 +38,7 @@ unsafe impl Sync for Anonymous {}
 
 impl Anonymous {
     /// Maps at least `len` bytes.
-    ///
-    /// # Errors
-    /// `EINVAL` for none, `ENOMEM`.
+    /// Errors: `EINVAL` for none, `ENOMEM`.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         Self::map(ptr::null_mut(), len, 0)
     }
@@ -84,9 +82,7 @@ impl Anonymous {
 
     /// Leaves the pages out of children that `fork` makes: then what a device writes into them is never written into a page that has become a
     /// child's. A child that touches them faults.
-    ///
-    /// # Errors
-    /// What `madvise` said.
+    /// Errors: what `madvise` said.
     pub(crate) fn dont_fork(&self) -> io::Result<()> {
         // SAFETY: changes what children get, and nothing here.
         done(unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, libc::MADV_DONTFORK) })

@@ -22,9 +22,7 @@ pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
     /// The process with this id now. When the id was learnt some time ago, it may be another's by now.
-    ///
-    /// # Errors
-    /// `ESRCH` when there is none, `ENOSYS` before Linux 5.3, `EMFILE`.
+    /// Errors: `ESRCH` when there is none, `ENOSYS` before Linux 5.3, `EMFILE`.
     pub(crate) fn open(pid: u32) -> io::Result<Self> {
         let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: takes two integers and touches no memory of ours.
@@ -39,9 +37,7 @@ impl PidFd {
 
     /// The process at the other end of a connected Unix socket: the one that connected, or that had called `listen`.
     /// Before Linux 6.5 found by its id, which leaves a moment in which the id could change hands.
-    ///
-    /// # Errors
-    /// As [`PidFd::open`]; `NotFound` when the peer lives in a process namespace that this one cannot see.
+    /// Errors: as [`PidFd::open`]; `NotFound` when the peer lives in a process namespace that this one cannot see.
     pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut fd: libc::c_int = -1;
         let mut len = size_of::<libc::c_int>() as libc::socklen_t;

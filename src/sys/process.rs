@@ -5,9 +5,7 @@ use std::{fs, io};
 use nix::{errno::Errno, sys::signal, unistd::Pid};
 
 /// Ticks of the kernel's clock from boot until the process with this id began (`/proc/PID/stat`, field 22).
-///
-/// # Errors
-/// `NotFound` when there is no such process or no `/proc`.
+/// Errors: `NotFound` when there is no such process or no `/proc`.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     field(&fs::read(format!("/proc/{pid}/stat"))?, BEGAN)
 }

@@ -12,9 +12,7 @@ use std::io;
 /// Copies `len` bytes between `remote` in process `pid` and `local`: to `local` when `pull`, else to `remote`. Returns how many
 /// were copied, from the beginning: fewer than `len` when the remote range ends before, or when the kernel's limit for one
 /// call (2 GiB) was met.
-///
-/// # Errors
-/// `ESRCH` no such process (any more), `EPERM` no right, `EFAULT` nothing mapped at `remote`, or nothing that may be written,
+/// Errors: `ESRCH` no such process (any more), `EPERM` no right, `EFAULT` nothing mapped at `remote`, or nothing that may be written,
 /// `ENOSYS` built without it.
 ///
 /// # Safety
@@ -44,9 +42,7 @@ pub(crate) unsafe fn copy(
 
 /// As [`copy`] with one call for many ranges: those of process `pid` one behind the other, and those `here` one behind the
 /// other. At most 1024 each. Returns how many bytes were copied, from the beginning.
-///
-/// # Errors
-/// As [`copy`]; `EINVAL` for more ranges.
+/// Errors: as [`copy`]; `EINVAL` for more ranges.
 ///
 /// # Safety
 /// As [`copy`], of every range.

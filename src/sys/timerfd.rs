@@ -21,9 +21,7 @@ pub(crate) struct TimerFd {
 
 impl TimerFd {
     /// A new one, off.
-    ///
-    /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         Ok(Self {
@@ -33,9 +31,7 @@ impl TimerFd {
     }
 
     /// Rings once after `time`, at least a nanosecond, instead of whatever it was to do.
-    ///
-    /// # Errors
-    /// None that a timer of this process has; what the kernel said.
+    /// Errors: none that a timer of this process has; what the kernel said.
     pub(crate) fn start(&mut self, time: Duration) -> io::Result<()> {
         let time = time.max(Duration::from_nanos(1));
         // Before, so that it has passed when the timer rings.

@@ -30,9 +30,7 @@ const CLOEXEC: u32 = 1;
 const _: () = assert!(CREATE == 0x4018_7542);
 
 /// `size` bytes from `offset` on, both multiples of a page, of a memfd that is sealed against shrinking, as a dma-buf: the same pages.
-///
-/// # Errors
-/// `NotFound`, `PermissionDenied`: the device is not there, or not this user's; `InvalidInput`: the range is not in the memfd or not of pages, it is not sealed so, or sealed
+/// Errors: `NotFound`, `PermissionDenied`: the device is not there, or not this user's; `InvalidInput`: the range is not in the memfd or not of pages, it is not sealed so, or sealed
 /// against writing, or it is longer than the kernel allows (64 MiB by default).
 pub(crate) fn create(memfd: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<OwnedFd> {
     let device = File::options().read(true).write(true).open(DEVICE)?;

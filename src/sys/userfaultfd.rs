@@ -114,17 +114,13 @@ impl Message {
 
 impl Userfaultfd {
     /// What the kernel offers.
-    ///
-    /// # Errors
-    /// As [`Userfaultfd::open`].
+    /// Errors: as [`Userfaultfd::open`].
     pub(crate) fn probe() -> io::Result<Features> {
         Ok(Self::open(Features::empty())?.features)
     }
 
     /// Opens one, by the system call or by `/dev/userfaultfd`, with `features` switched on. Needs no privilege: it never sees faults of the kernel.
-    ///
-    /// # Errors
-    /// What both ways said, with the kind of the first: refused by the system (`EPERM`, `ENOSYS`), or out of descriptors. `EINVAL`: a feature that the kernel lacks.
+    /// Errors: what both ways said, with the kind of the first: refused by the system (`EPERM`, `ENOSYS`), or out of descriptors. `EINVAL`: a feature that the kernel lacks.
     pub(crate) fn open(features: Features) -> io::Result<Self> {
         let fd = by_syscall().or_else(|first| {
             by_device().map_err(|second| {
@@ -148,9 +144,7 @@ impl Userfaultfd {
     }
 
     /// Delivers events of whole pages from now on. Registering again what is registered changes nothing.
-    ///
-    /// # Errors
-    /// `EINVAL`: a kind of mapping that cannot be registered, or nothing mapped at its start; `EBUSY`: registered with another userfaultfd;
+    /// Errors: `EINVAL`: a kind of mapping that cannot be registered, or nothing mapped at its start; `EBUSY`: registered with another userfaultfd;
     /// `ENOMEM`: nothing mapped, or too many mappings.
     pub(crate) fn register(&self, start: u64, length: u64) -> io::Result<()> {
         let mut request = Register {
@@ -163,9 +157,7 @@ impl Userfaultfd {
     }
 
     /// Delivers no more events of these pages. Walks their page tables: 165 ns a page was measured.
-    ///
-    /// # Errors
-    /// `EINVAL`, `ENOMEM`: nothing is mapped there.
+    /// Errors: `EINVAL`, `ENOMEM`: nothing is mapped there.
     pub(crate) fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = Range { start, length };
         // SAFETY: `range` is what the request takes.
@@ -173,9 +165,7 @@ impl Userfaultfd {
     }
 
     /// Takes write protection off the pages, of which there is none, and wakes who waits for that. Its use is what it fails with.
-    ///
-    /// # Errors
-    /// `EAGAIN`: an event of a change is under way or has not been read yet, of any range. `ENOENT`: not registered.
+    /// Errors: `EAGAIN`: an event of a change is under way or has not been read yet, of any range. `ENOENT`: not registered.
     #[inline]
     pub(crate) fn allow_writes(&self, start: u64, length: u64) -> io::Result<()> {
         let mut request = WriteProtect {
@@ -187,9 +177,7 @@ impl Userfaultfd {
     }
 
     /// Takes events that are there, returns how many. Whoever caused one returns from its system call afterwards.
-    ///
-    /// # Errors
-    /// `EAGAIN`: there is none.
+    /// Errors: `EAGAIN`: there is none.
     pub(crate) fn read(&self, messages: &mut [Message]) -> io::Result<usize> {
         // SAFETY: `messages` is writable for this many bytes, and any bytes are a message.
         let got = unsafe {

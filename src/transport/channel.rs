@@ -280,9 +280,7 @@ impl Channel {
 
     /// Has TLS on a TCP connection on which nothing was said yet. Without an answer that pleases both, the channel is of no use afterwards; the
     /// peer has been told why.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: a certificate, or its lack, does not please one of the ends, or the peer speaks in plain text. `Protocol`: the peer
+    /// Errors: `AuthenticationFailed`: a certificate, or its lack, does not please one of the ends, or the peer speaks in plain text. `Protocol`: the peer
     /// speaks something else. `ConnectionReset`: it is gone. `Unsupported`: the channel is not TCP.
     pub(crate) async fn secure(&mut self, mut session: Session) -> Result<()> {
         let stream = self.take("TCP connection", |socket| match socket {
@@ -314,9 +312,7 @@ impl Channel {
     }
 
     /// Waits for the peer's first bytes, and leaves them: whether it begins with TLS.
-    ///
-    /// # Errors
-    /// What the system said.
+    /// Errors: what the system said.
     pub(crate) async fn begins_with_tls(&self) -> Result<bool> {
         let Socket::Tcp(stream) = &self.socket else {
             return Ok(false);
@@ -389,9 +385,7 @@ impl Channel {
     }
 
     /// Sends the one note of this side, which comes before the messages after it.
-    ///
-    /// # Errors
-    /// As [`Channel::send`].
+    /// Errors: as [`Channel::send`].
     pub(crate) async fn send_note(&mut self, note: &[u8]) -> Result<()> {
         self.send_as(NOTE, note, &[]).await
     }
@@ -465,9 +459,7 @@ impl Channel {
     }
 
     /// Receives one message that no descriptors belong to.
-    ///
-    /// # Errors
-    /// As [`Channel::receive`]; `Protocol` when some came with it.
+    /// Errors: as [`Channel::receive`]; `Protocol` when some came with it.
     pub(crate) async fn receive_alone(&mut self) -> Result<Vec<u8>> {
         let (message, fds) = self.receive().await?;
         if fds.is_empty() {

@@ -110,9 +110,7 @@ pub struct Connected(pub Box<dyn Any + Send>);
 
 impl Connected {
     /// What `transport` has put there.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: it is another transport's.
+    /// Errors: `InvalidArgument`: it is another transport's.
     pub(crate) fn of<T: 'static>(self, transport: &'static str) -> Result<Box<T>> {
         self.0.downcast().map_err(|_| {
             let text = format!("a link of another transport was attached to {transport}");

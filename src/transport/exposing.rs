@@ -12,9 +12,7 @@ use crate::{
 };
 
 /// Registers a region with the network devices of a transport. May block.
-///
-/// # Errors
-/// Why peers reach it by messages alone.
+/// Errors: why peers reach it by messages alone.
 pub(crate) fn let_devices(transport: &dyn Transport, region: &Region) -> Result<()> {
     let memory = transport.remote_memory().ok_or_else(|| {
         let text = format!("{} has no device open", transport.name());

@@ -344,9 +344,7 @@ pub(crate) fn seal(magic: [u8; 4], version: u16, fields: &[u8]) -> Vec<u8> {
 }
 
 /// Takes the fields out of an envelope, after all that the envelope says was checked.
-///
-/// # Errors
-/// `Malformed` when any byte was changed or is missing; `VersionMismatch` for an intact envelope of another version.
+/// Errors: `Malformed` when any byte was changed or is missing; `VersionMismatch` for an intact envelope of another version.
 pub(crate) fn open<'a>(
     magic: [u8; 4],
     version: u16,

@@ -35,9 +35,7 @@ pub(crate) struct Begun<'a> {
 
 impl Shared {
     /// Begins an operation: in its first poll, or when it is posted.
-    ///
-    /// # Errors
-    /// `Forked`; `Closed` when the worker has been shut down, for those that begin something at a peer.
+    /// Errors: `Forked`; `Closed` when the worker has been shut down, for those that begin something at a peer.
     #[inline]
     pub(crate) fn begin<R>(
         &self,
@@ -58,9 +56,7 @@ impl Shared {
 
     /// As [`Shared::begin`], for what takes something that is here already, and would lose it if its task then had to give way and it was dropped:
     /// `act` is told when the budget is spent, and takes a place in the table instead. `None`: it goes on to look, by [`Begun::drive`].
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(crate) fn begin_taking<R>(
         &self,
@@ -110,9 +106,7 @@ impl Shared {
     }
 
     /// Begins what is done in mapped memory alone, without the engine.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(crate) fn begin_in_memory<R>(
         &self,
@@ -124,9 +118,7 @@ impl Shared {
     }
 
     /// For what promises nothing before it is ready: when its task need not give way.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(crate) fn look(
         &self,
@@ -141,9 +133,7 @@ impl Shared {
     }
 
     /// Whether this process may still wait for what it began.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(crate) fn admits(&self, operation: Operation) -> Result<()> {
         self.mark.check(operation)

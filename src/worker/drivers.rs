@@ -7,9 +7,7 @@ use tokio::runtime::{Handle, Id};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Whether the current runtime has what a worker needs. Tokio tells by panics alone, which it prints.
-///
-/// # Errors
-/// `InvalidArgument`: which it lacks.
+/// Errors: `InvalidArgument`: which it lacks.
 pub(super) fn are_here() -> Result<()> {
     let timers = || drop(tokio::time::sleep(Duration::ZERO));
     let io = || drop(tokio::net::UnixDatagram::unbound());

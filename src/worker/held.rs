@@ -88,9 +88,7 @@ impl Ctx {
     }
 
     /// Charges a request that a peer has made, until it is over, with the bytes of its list.
-    ///
-    /// # Errors
-    /// `Exhausted`: there are as many as may be.
+    /// Errors: `Exhausted`: there are as many as may be.
     pub(crate) fn charge_request(
         &mut self,
         link: LinkId,
@@ -121,9 +119,7 @@ impl Ctx {
     }
 
     /// A message that counts waits for room on the link.
-    ///
-    /// # Errors
-    /// `Exhausted`, or `Protocol` of a peer that reads none of so many: as many wait as may.
+    /// Errors: `Exhausted`, or `Protocol` of a peer that reads none of so many: as many wait as may.
     #[cold]
     pub(crate) fn owe(&mut self, link: LinkId, waits: Waits) -> Result<()> {
         let Some(peer) = at(&mut self.peers, link) else {
@@ -165,9 +161,7 @@ impl Ctx {
     }
 
     /// A long message begins, of which the rest is to come: what is to hold it is charged before it is there.
-    ///
-    /// # Errors
-    /// `Exhausted`: there is no room for it.
+    /// Errors: `Exhausted`: there is no room for it.
     pub(crate) fn begin_arriving(&mut self, link: LinkId, bytes: usize) -> Result<()> {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
@@ -213,9 +207,7 @@ impl Ctx {
 
 impl Core {
     /// Keeps a message for which no receive waits.
-    ///
-    /// # Errors
-    /// `Exhausted`: it is too much.
+    /// Errors: `Exhausted`: it is too much.
     pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<()> {
         let account = self.movers.ctx.account(message.link);
         self.movers.ctx.ledger.take(account, amount(&message))?;

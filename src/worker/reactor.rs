@@ -272,9 +272,7 @@ impl Future for Reactor {
 }
 
 /// What wakes [`run_thread`].
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(crate) fn bells(shared: &Shared) -> Result<BellSet> {
     let set = || -> std::io::Result<BellSet> {
         let bells = BellSet::new()?;

@@ -180,9 +180,7 @@ impl Shared {
     }
 
     /// Does what only a worker that goes on can do, in the context of the runtime that is there, or of the worker's outside of all.
-    ///
-    /// # Errors
-    /// `Closed` when it has been shut down or its runtime has ended, before or meanwhile; else what `future` says.
+    /// Errors: `Closed` when it has been shut down or its runtime has ended, before or meanwhile; else what `future` says.
     pub(crate) async fn unless_stopped<T>(
         &self,
         operation: Operation,

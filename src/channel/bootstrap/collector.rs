@@ -71,9 +71,7 @@ impl Collector {
     }
 
     /// Takes the part of a rank.
-    ///
-    /// # Errors
-    /// `Protocol` when the rank does not count as it should, or has too many calls under way.
+    /// Errors: `Protocol` when the rank does not count as it should, or has too many calls under way.
     pub(super) fn part(
         &mut self,
         rank: usize,

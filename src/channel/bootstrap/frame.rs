@@ -120,9 +120,7 @@ impl Frame {
     }
 
     /// Reads a frame without its length.
-    ///
-    /// # Errors
-    /// `Malformed`.
+    /// Errors: `Malformed`.
     pub(super) fn decode(bytes: &Bytes) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         let kind = reader.u8()?;

@@ -497,9 +497,7 @@ impl Hub {
     }
 
     /// `from` has made a link to here.
-    ///
-    /// # Errors
-    /// `Rejected` when it has made more than it can need.
+    /// Errors: `Rejected` when it has made more than it can need.
     pub(super) fn add_incoming(&self, from: usize, link: Arc<dyn PeerLink>) -> Result<()> {
         let mut state = self.state.lock();
         let links = state.incoming.iter().filter(|(rank, _)| *rank == from);

@@ -96,9 +96,7 @@ impl Address {
     }
 
     /// Connects.
-    ///
-    /// # Errors
-    /// What the system said; `PermissionDenied` for a Unix socket of another user.
+    /// Errors: what the system said; `PermissionDenied` for a Unix socket of another user.
     pub(super) async fn dial(&self) -> Result<Socket> {
         match self {
             Self::Tcp(address) => {

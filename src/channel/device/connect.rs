@@ -315,9 +315,7 @@ fn reach(own: &CudaContext, ordinal: u16) -> Result<bool> {
 
 /// Whether the peer is of this process, whose addresses are its own. What a peer says of that counts where the kernel vouches for it: on connections
 /// through shared memory.
-///
-/// # Errors
-/// `Unsupported`: it is no process of this host, as far as is known. Nothing is exported for such a one.
+/// Errors: `Unsupported`: it is no process of this host, as far as is known. Nothing is exported for such a one.
 fn is_here(channel: &MemoryChannel) -> Result<bool> {
     let endpoint = channel.remote().endpoint();
     if !endpoint.reaches_devices() {

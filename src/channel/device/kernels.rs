@@ -65,9 +65,7 @@ pub(super) enum Signal {
 
 impl Kernels {
     /// Those of a context, compiled, loaded and tried if nobody has done it. Takes tens of milliseconds then.
-    ///
-    /// # Errors
-    /// `Unsupported`: the driver does not compile them, or they do not do there what they should; that is asked once. What else the driver said.
+    /// Errors: `Unsupported`: the driver does not compile them, or they do not do there what they should; that is asked once. What else the driver said.
     pub(super) fn of(context: &CudaContext) -> Result<Arc<Self>> {
         for (id, known) in &*CONTEXTS.lock() {
             if *id == context.id() {

@@ -106,9 +106,7 @@ impl Side {
 
     /// Enqueues kernels. With `waits` they have a status word, and what they leave in it is given back: 1 when they have waited in vain, to be looked at
     /// behind [`Side::reap`].
-    ///
-    /// # Errors
-    /// `WouldBlock`: [`WINDOW`] are under way; `InvalidArgument`: the stream is capturing a graph; what the driver said.
+    /// Errors: `WouldBlock`: [`WINDOW`] are under way; `InvalidArgument`: the stream is capturing a graph; what the driver said.
     pub(super) fn enqueue(
         &self,
         waits: bool,

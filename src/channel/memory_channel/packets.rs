@@ -178,9 +178,7 @@ pub(super) struct Row {
 
 impl Row {
     /// Of packets that carry `length` bytes of data.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: a flag of 0, a place that is no multiple, more than there are addresses.
+    /// Errors: `InvalidArgument`: a flag of 0, a place that is no multiple, more than there are addresses.
     pub(super) fn new(at: usize, length: usize, width: PacketWidth, flag: u32) -> Result<Self> {
         if flag == 0 {
             return Err(refused("a flag of packets is not 0, which is that of none"));

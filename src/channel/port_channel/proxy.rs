@@ -93,9 +93,7 @@ impl Shared {
     }
 
     /// Whether this process may use it.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     #[inline]
     pub(super) fn admits(&self, operation: Operation) -> Result<()> {
         self.mark.check(operation)

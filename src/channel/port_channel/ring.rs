@@ -85,9 +85,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// One for kernels of a stream. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`.
+    /// Errors: `Exhausted`, `DeviceLost`.
     pub(super) fn new(stream: Stream) -> Result<Self> {
         let context = stream.context().clone();
         let guard = context.enter()?;
@@ -110,9 +108,7 @@ impl Ring {
     }
 
     /// What kernels need for a channel whose triggers have these bits in their second word; and the number of its counter of signals. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`: [`CHANNELS`] were made; what the driver said.
+    /// Errors: `Exhausted`: [`CHANNELS`] were made; what the driver said.
     pub(super) fn handle(&self, base: u64) -> Result<(DevicePortHandle, usize)> {
         let mut handles = self.handles.lock();
         let number = *handles;

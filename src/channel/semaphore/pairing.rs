@@ -46,9 +46,7 @@ fn last_word(bytes: &[u8]) -> Option<(Attempt, &[u8])> {
 
 impl Paired {
     /// Tells the peer a few bytes more, and hears its.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when the peer has given this attempt up for another.
+    /// Errors: `InvalidArgument` when the peer has given this attempt up for another.
     pub(crate) async fn last_word(
         &self,
         communicator: &Communicator,

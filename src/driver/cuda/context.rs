@@ -50,9 +50,7 @@ static PRIMARIES: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 impl Device {
     /// Its primary context, the one that the runtime library and all frameworks use. Made if there is none, which takes hundreds of
     /// milliseconds and of megabytes of device memory. Held once however often it is asked for, and let go with the last clone.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`, `Forked`.
+    /// Errors: `Exhausted`, `DeviceLost`, `Forked`.
     pub(crate) fn primary_context(&self) -> Result<CudaContext> {
         let cuda = self.cuda;
         cuda.usable()?;
@@ -97,9 +95,7 @@ impl Device {
     }
 
     /// As [`Device::primary_context`], but only if somebody uses the device already: `None` otherwise.
-    ///
-    /// # Errors
-    /// As there.
+    /// Errors: as there.
     pub(crate) fn active_context(&self) -> Result<Option<CudaContext>> {
         if self.is_active()? {
             self.primary_context().map(Some)
@@ -130,9 +126,7 @@ fn id_of(cuda: &Cuda, raw: RawContext) -> Result<ContextId> {
 
 impl CudaContext {
     /// A context of the program's own, as an address's attributes or a stream tell it. It is not kept alive.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `InvalidArgument`: it is a context no longer.
+    /// Errors: `DeviceLost`, `InvalidArgument`: it is a context no longer.
     ///
     /// # Safety
     /// The context lives for as long as this value and its clones.
@@ -174,9 +168,7 @@ impl CudaContext {
     }
 
     /// Makes it the current one of this thread until the guard is dropped. Two cheap calls of the driver.
-    ///
-    /// # Errors
-    /// `Forked`; `DeviceLost`: it was destroyed.
+    /// Errors: `Forked`; `DeviceLost`: it was destroyed.
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>> {
         let cuda = self.cuda();
         cuda.usable()?;
@@ -188,9 +180,7 @@ impl CudaContext {
     }
 
     /// Whether it is the context that it was: the program may have destroyed it, and the driver given its handle to another. A few cheap calls.
-    ///
-    /// # Errors
-    /// What the driver reports, other than that the context is gone.
+    /// Errors: what the driver reports, other than that the context is gone.
     pub(crate) fn is_alive(&self) -> Result<bool> {
         let same = self
             .enter()
@@ -266,9 +256,7 @@ impl ContextGuard<'_> {
     }
 
     /// That `owner`'s streams and events can be used now.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: they belong to another context.
+    /// Errors: `InvalidArgument`: they belong to another context.
     pub(super) fn check(&self, owner: &CudaContext) -> Result<()> {
         if self.context.id() == owner.id() {
             return Ok(());
@@ -280,9 +268,7 @@ impl ContextGuard<'_> {
     }
 
     /// Lets this context reach the memory of another's device. That it can already is no error.
-    ///
-    /// # Errors
-    /// `Unsupported`: no path between the devices; `Exhausted`: too many peers.
+    /// Errors: `Unsupported`: no path between the devices; `Exhausted`: too many peers.
     pub(crate) fn enable_peer(&self, peer: &CudaContext) -> Result<()> {
         let cuda = self.cuda();
         let call = cuda.optional(cuda.api.cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess")?;
@@ -296,9 +282,7 @@ impl ContextGuard<'_> {
 
     /// Has the driver's copies seen by third parties (network cards) when they are said to be done: for all memory of this context. A
     /// driver's lock is taken: once for each context, never on the data path.
-    ///
-    /// # Errors
-    /// `Unsupported` before CUDA 12.1: set it for each allocation then ([`Cuda::set_sync_memops`]).
+    /// Errors: `Unsupported` before CUDA 12.1: set it for each allocation then ([`Cuda::set_sync_memops`]).
     pub(crate) fn set_sync_memops(&self) -> Result<()> {
         let cuda = self.cuda();
         let get = cuda.optional(cuda.api.cuCtxGetFlags, "cuCtxGetFlags")?;

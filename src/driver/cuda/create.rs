@@ -22,9 +22,7 @@ pub(crate) struct Reach {
 
 impl ContextGuard<'_> {
     /// What the context's device can make.
-    ///
-    /// # Errors
-    /// `DeviceLost`.
+    /// Errors: `DeviceLost`.
     pub(crate) fn reach_of_memory(&self) -> Result<Reach> {
         let device = self.context().device();
         let api = &self.cuda().api;
@@ -39,9 +37,7 @@ impl ContextGuard<'_> {
 
     /// Makes at least `len` bytes of the context's device, which every device that reaches this one may read and write, and network cards where they can. With less
     /// reach than was asked for where the machine lacks what the device has: what became of it. Not zeroed. May block.
-    ///
-    /// # Errors
-    /// `Unsupported`, `Exhausted`, `DeviceLost`.
+    /// Errors: `Unsupported`, `Exhausted`, `DeviceLost`.
     pub(crate) fn create_virtual(
         &self,
         len: usize,

@@ -22,9 +22,7 @@ pub(crate) struct Device {
 
 impl Cuda {
     /// The devices that the driver shows, in its order. Initialises it.
-    ///
-    /// # Errors
-    /// As of [`Cuda::initialise`].
+    /// Errors: as of [`Cuda::initialise`].
     pub(crate) fn devices(&'static self) -> Result<Vec<Device>> {
         self.initialise()?;
         let mut count = 0;
@@ -37,9 +35,7 @@ impl Cuda {
     }
 
     /// One device. Initialises the driver.
-    ///
-    /// # Errors
-    /// As of [`Cuda::initialise`]; `InvalidArgument`: there is no such device.
+    /// Errors: as of [`Cuda::initialise`]; `InvalidArgument`: there is no such device.
     pub(crate) fn device(&'static self, ordinal: u16) -> Result<Device> {
         self.initialise()?;
         Device::new(self, i32::from(ordinal))
@@ -87,9 +83,7 @@ impl Device {
     }
 
     /// Who it is, the same in every process; of a part of a divided device (MIG), that part.
-    ///
-    /// # Errors
-    /// `Unsupported` by drivers that cannot say.
+    /// Errors: `Unsupported` by drivers that cannot say.
     pub(crate) fn uuid(&self) -> Result<Uuid> {
         self.cuda.usable()?;
         let api = &self.cuda.api;
@@ -108,9 +102,7 @@ impl Device {
     }
 
     /// A number or a flag that describes it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the driver is too old to know the attribute.
+    /// Errors: `InvalidArgument`: the driver is too old to know the attribute.
     pub(crate) fn attribute(&self, attribute: Attribute) -> Result<i32> {
         self.cuda.usable()?;
         let mut value = 0;
@@ -123,9 +115,7 @@ impl Device {
     }
 
     /// Whether it can do something; what its driver does not know, it cannot.
-    ///
-    /// # Errors
-    /// `Forked`, and what the driver reports.
+    /// Errors: `Forked`, and what the driver reports.
     pub(crate) fn has(&self, attribute: Attribute) -> Result<bool> {
         Ok(self.mask(attribute)? != 0)
     }
@@ -167,9 +157,7 @@ impl Device {
 
 impl Device {
     /// Whether it does atomic operations on the memory of another natively. On its own it does; of what the driver cannot say, not.
-    ///
-    /// # Errors
-    /// `Forked`, and what the driver reports.
+    /// Errors: `Forked`, and what the driver reports.
     pub(crate) fn has_atomics_on(&self, peer: &Self) -> Result<bool> {
         self.cuda.usable()?;
         if self == peer {

@@ -67,9 +67,7 @@ static LOADED: Loaded<Cuda> = Loaded::new();
 impl Cuda {
     /// The driver in the library at `path`, else in the one that `WHARF_LIBCUDA` names, else in `libcuda.so.1`. Loaded once for each
     /// file; initialises nothing. The first call for a file may take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the toolkit's stub.
+    /// Errors: `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the toolkit's stub.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         let present = || Absent::unless_any(WHAT, PRESENCE);
         LOADED.load(&Self::search(path), present, ANCHOR, Self::with_library)
@@ -143,9 +141,7 @@ impl Cuda {
 
     /// Initialises the driver if nobody has. Takes up to seconds the first time; nothing later. A process that has done it must not be
     /// forked to use the device in the child. What failed may be tried again.
-    ///
-    /// # Errors
-    /// `Unsupported`: no device, the stub, versions that do not go together; `Forked`.
+    /// Errors: `Unsupported`: no device, the stub, versions that do not go together; `Forked`.
     pub(crate) fn initialise(&self) -> Result<()> {
         self.initialised.once(|| {
             // SAFETY: takes a number.
@@ -155,9 +151,7 @@ impl Cuda {
     }
 
     /// That the driver may be called in this process.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     pub(super) fn usable(&self) -> Result<()> {
         self.initialised.check()
     }
@@ -191,9 +185,7 @@ impl fmt::Debug for Cuda {
 }
 
 /// The driver's version.
-///
-/// # Errors
-/// `Unsupported`: a library that has no function for it, which is no driver; the stub.
+/// Errors: `Unsupported`: a library that has no function for it, which is no driver; the stub.
 fn version_of(library: &Library) -> Result<Version> {
     let found = library.find("cuDriverGetVersion").ok_or_else(|| {
         let text = format!(

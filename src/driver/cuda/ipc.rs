@@ -44,9 +44,7 @@ impl IpcMapping {
 
 impl ContextGuard<'_> {
     /// The legacy handle of the allocation that an address lies in, and how far in the address lies. About 2 µs.
-    ///
-    /// # Errors
-    /// `Unsupported`, `InvalidArgument`: memory of another kind, or of nobody.
+    /// Errors: `Unsupported`, `InvalidArgument`: memory of another kind, or of nobody.
     pub(crate) fn ipc_export(&self, at: DevicePtr) -> Result<(IpcHandle, u64)> {
         let (base, _) = self.address_range(at)?;
         let mut handle = IpcHandle([0; 64]);
@@ -59,9 +57,7 @@ impl ContextGuard<'_> {
     }
 
     /// Opens another process's handle: in one context for each of its devices. A second open gives the same address and counts. May block.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not a handle, this process's own, or opened in another context; `Unsupported`: the devices do not reach each other.
+    /// Errors: `InvalidArgument`: not a handle, this process's own, or opened in another context; `Unsupported`: the devices do not reach each other.
     pub(crate) fn ipc_open(&self, handle: &IpcHandle) -> Result<IpcMapping> {
         let mut start = DevicePtr::default();
         // SAFETY: writes one address; the handle goes by value.
@@ -115,17 +111,13 @@ pub(crate) struct VirtualMemory {
 
 impl ContextGuard<'_> {
     /// Maps memory that another process gave as a file descriptor. `len` is its whole length, as the exporter has it. May block.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not such a descriptor, or another length; `Unsupported`.
+    /// Errors: `InvalidArgument`: not such a descriptor, or another length; `Unsupported`.
     pub(crate) fn import_virtual(&self, fd: BorrowedFd<'_>, len: usize) -> Result<VirtualMemory> {
         self.import_as(fd_as_pointer(fd), sys::HANDLE_POSIX_FD, len)
     }
 
     /// The same by a fabric handle.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not such a handle, or another length; `Unsupported`; `PermissionDenied`: another domain of the fabric.
+    /// Errors: `InvalidArgument`: not such a handle, or another length; `Unsupported`; `PermissionDenied`: another domain of the fabric.
     pub(crate) fn import_virtual_fabric(
         &self,
         handle: &FabricHandle,
@@ -186,9 +178,7 @@ impl VirtualMemory {
     }
 
     /// Lets another device read and write it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, `Unsupported`: no path between the devices.
+    /// Errors: `InvalidArgument`, `Unsupported`: no path between the devices.
     pub(crate) fn let_access(&self, device: &Device) -> Result<()> {
         let cuda = self.context.cuda();
         cuda.usable()?;
@@ -245,17 +235,13 @@ pub(crate) struct MemoryPool {
 
 impl ContextGuard<'_> {
     /// Opens another process's pool and lets this context's device access it. May block.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not such a descriptor; `Unsupported`.
+    /// Errors: `InvalidArgument`: not such a descriptor; `Unsupported`.
     pub(crate) fn import_pool(&self, fd: BorrowedFd<'_>) -> Result<MemoryPool> {
         self.import_pool_as(fd_as_pointer(fd), sys::HANDLE_POSIX_FD)
     }
 
     /// The same by a fabric handle.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not such a handle; `Unsupported`; `PermissionDenied`: another domain of the fabric.
+    /// Errors: `InvalidArgument`: not such a handle; `Unsupported`; `PermissionDenied`: another domain of the fabric.
     pub(crate) fn import_pool_fabric(&self, handle: &FabricHandle) -> Result<MemoryPool> {
         let handle = (&raw const *handle).cast_mut().cast();
         self.import_pool_as(handle, sys::HANDLE_FABRIC)

@@ -131,9 +131,7 @@ impl HostRegistration {
     }
 
     /// Undoes it and says how that went. May block.
-    ///
-    /// # Errors
-    /// What the driver said; of a context that is gone, that it is.
+    /// Errors: what the driver said; of a context that is gone, that it is.
     pub(crate) fn unregister(mut self) -> Result<()> {
         if !std::mem::take(&mut self.owned) {
             return Ok(());
@@ -181,9 +179,7 @@ pub(crate) struct DmaBuf {
 
 impl ContextGuard<'_> {
     /// Allocates device memory. Its bytes are whatever they are. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`; `InvalidArgument`: no bytes.
+    /// Errors: `Exhausted`; `InvalidArgument`: no bytes.
     pub(crate) fn allocate(&self, len: usize) -> Result<DeviceAllocation> {
         let mut start = DevicePtr::default();
         // SAFETY: writes one address.
@@ -192,9 +188,7 @@ impl ContextGuard<'_> {
     }
 
     /// Allocates managed memory, which moves between host and device. Ask for far less than the device has free. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`, `Unsupported`; `InvalidArgument`: no bytes.
+    /// Errors: `Exhausted`, `Unsupported`; `InvalidArgument`: no bytes.
     pub(crate) fn allocate_managed(&self, len: usize) -> Result<DeviceAllocation> {
         let cuda = self.cuda();
         let call = cuda.optional(cuda.api.cuMemAllocManaged, "cuMemAllocManaged")?;
@@ -222,9 +216,7 @@ impl ContextGuard<'_> {
     }
 
     /// Allocates pinned host memory. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`; `InvalidArgument`: no bytes.
+    /// Errors: `Exhausted`; `InvalidArgument`: no bytes.
     pub(crate) fn allocate_pinned(&self, len: usize) -> Result<PinnedAllocation> {
         let mut host: *mut c_void = ptr::null_mut();
         let flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
@@ -249,9 +241,7 @@ impl ContextGuard<'_> {
 
     /// Pins `len` bytes of host memory for the driver. About a tenth of a second for a GiB. What the program has pinned already is no error:
     /// the registration then owns nothing.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not memory of this process, or no bytes; `Exhausted`; `Unsupported`.
+    /// Errors: `InvalidArgument`: not memory of this process, or no bytes; `Exhausted`; `Unsupported`.
     ///
     /// # Safety
     /// The memory stays mapped until the registration is dropped.
@@ -303,9 +293,7 @@ impl ContextGuard<'_> {
     }
 
     /// The whole allocation that an address belongs to: where it begins, and its bytes. Be in the context that the address belongs to.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the driver does not know the address.
+    /// Errors: `InvalidArgument`: the driver does not know the address.
     pub(crate) fn address_range(&self, at: DevicePtr) -> Result<(DevicePtr, usize)> {
         let (mut base, mut len) = (DevicePtr::default(), 0);
         // SAFETY: writes an address and a number; the third is only looked up.
@@ -319,9 +307,7 @@ impl ContextGuard<'_> {
 
     /// Exports device memory as a dma-buf. It covers whole pages; the offset says where `start` lies. With `pcie` the mapping is by PCIe
     /// even where a faster link is there, for cards with a direct path of their own.
-    ///
-    /// # Errors
-    /// `Unsupported`: device or driver have none, or the memory is of a kind that has none; `InvalidArgument`: the range is not all of one
+    /// Errors: `Unsupported`: device or driver have none, or the memory is of a kind that has none; `InvalidArgument`: the range is not all of one
     /// allocation.
     pub(crate) fn export_dma_buf(
         &self,
@@ -369,9 +355,7 @@ const FLUSH_BY_HOST: i32 = 1;
 
 impl ContextGuard<'_> {
     /// What other devices have written into memory of this context's device, and said so, is seen by work that begins later. Blocks: some microseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: the driver or device has no such call; what the driver said.
+    /// Errors: `Unsupported`: the driver or device has no such call; what the driver said.
     pub(crate) fn flush_remote_writes(&self) -> Result<()> {
         let cuda = self.cuda();
         let function = cuda.api.cuFlushGPUDirectRDMAWrites;
@@ -479,9 +463,7 @@ const SHORTER: [usize; 3] = [ASKED.len(), ASKED.len() - 1, 5];
 impl Cuda {
     /// Says what an address is. It need not be one that the driver knows. No context need be current; takes about 2 µs. When nobody in the
     /// process has initialised the driver, it knows no address.
-    ///
-    /// # Errors
-    /// `Forked`, and what the driver reports.
+    /// Errors: `Forked`, and what the driver reports.
     pub(crate) fn inspect(&self, at: DevicePtr) -> Result<PointerInfo> {
         self.usable()?;
         let first = usize::from(self.version() < Version(11_030));
@@ -523,9 +505,7 @@ impl Cuda {
 
     /// The number of the allocation that an address belongs to, to be compared with one kept: another number, or none, means that what was
     /// kept is of an allocation that is freed. Takes about 1 µs.
-    ///
-    /// # Errors
-    /// `Forked`, and what the driver reports.
+    /// Errors: `Forked`, and what the driver reports.
     pub(crate) fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
         self.usable()?;
         let mut id = 0_u64;
@@ -543,9 +523,7 @@ impl Cuda {
     }
 
     /// Has the driver's copies of this allocation seen by third parties when they are said to be done. Once for each allocation.
-    ///
-    /// # Errors
-    /// `Unsupported`, `InvalidArgument`: virtual memory and pools do not take it ([`ContextGuard::set_sync_memops`] does).
+    /// Errors: `Unsupported`, `InvalidArgument`: virtual memory and pools do not take it ([`ContextGuard::set_sync_memops`] does).
     pub(crate) fn set_sync_memops(&self, at: DevicePtr) -> Result<()> {
         self.usable()?;
         let yes = 1_u32;
@@ -557,9 +535,7 @@ impl Cuda {
     }
 
     /// Whether managed memory prefers the device with this ordinal; `None`: the host, or nobody said.
-    ///
-    /// # Errors
-    /// What the driver reports.
+    /// Errors: what the driver reports.
     pub(crate) fn preferred_location(&self, at: DevicePtr, len: usize) -> Result<Option<u16>> {
         self.usable()?;
         let call = self.optional(self.api.cuMemRangeGetAttribute, "cuMemRangeGetAttribute")?;

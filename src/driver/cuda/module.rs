@@ -44,9 +44,7 @@ pub(crate) enum Argument {
 
 impl ContextGuard<'_> {
     /// Compiles and loads kernels. May take long.
-    ///
-    /// # Errors
-    /// `Unsupported`: no compiler, or one that does not take this text; `Exhausted`, `DeviceLost`.
+    /// Errors: `Unsupported`: no compiler, or one that does not take this text; `Exhausted`, `DeviceLost`.
     pub(crate) fn load_module(&self, text: &CStr) -> Result<Arc<Module>> {
         let cuda = self.cuda();
         let call = cuda.optional(cuda.api.cuModuleLoadData, "cuModuleLoadData")?;
@@ -63,9 +61,7 @@ impl ContextGuard<'_> {
 
 impl Module {
     /// A kernel by its name.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the module has none of this name.
+    /// Errors: `InvalidArgument`: the module has none of this name.
     pub(crate) fn kernel(
         self: &Arc<Self>,
         guard: &ContextGuard<'_>,
@@ -87,9 +83,7 @@ impl Module {
 
 impl Stream {
     /// Enqueues a kernel: `blocks` of `threads` each, in one dimension.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, `Exhausted`, `DeviceLost`. An error may also be of earlier work.
+    /// Errors: `InvalidArgument`, `Exhausted`, `DeviceLost`. An error may also be of earlier work.
     ///
     /// # Safety
     /// The arguments are as many as the kernel takes, and of its types. What it reads and writes by them is valid until the stream has passed it, and

@@ -22,9 +22,7 @@ use crate::error::Result;
 impl Cuda {
     /// The piece of physical memory that an address made by the virtual memory calls lies in: where it begins, and its bytes. `None`: the
     /// driver does not say (before CUDA 12.1), or it is no such address.
-    ///
-    /// # Errors
-    /// `Forked`, and what the driver reports.
+    /// Errors: `Forked`, and what the driver reports.
     pub(crate) fn mapping(&self, at: DevicePtr) -> Result<Option<(DevicePtr, u64)>> {
         let base = self.number(pointer::MAPPING_BASE, at)?;
         let size = self.number(pointer::MAPPING_SIZE, at)?;
@@ -49,9 +47,7 @@ impl Cuda {
 
     /// A descriptor of the physical memory at an address made by the virtual memory calls. It keeps the memory, however long it is open.
     /// `still` is asked when the memory is held and cannot be freed any more; an error of it ends the export.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such memory, or made without leave to share it so; `Exhausted`: no descriptor left; `Unsupported`.
+    /// Errors: `InvalidArgument`: no such memory, or made without leave to share it so; `Exhausted`: no descriptor left; `Unsupported`.
     pub(crate) fn export_virtual_fd(
         &self,
         at: DevicePtr,
@@ -64,9 +60,7 @@ impl Cuda {
     }
 
     /// The fabric handle of the physical memory at an address made by the virtual memory calls.
-    ///
-    /// # Errors
-    /// As [`Cuda::export_virtual_fd`].
+    /// Errors: as [`Cuda::export_virtual_fd`].
     pub(crate) fn export_virtual_fabric(&self, at: DevicePtr) -> Result<FabricHandle> {
         let mut handle = FabricHandle([0; 64]);
         // SAFETY: with this handle type the driver writes 64 bytes.
@@ -99,9 +93,7 @@ impl Cuda {
     }
 
     /// A descriptor of a pool.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not a pool, or made without leave to share it so; `Exhausted`: no descriptor left; `Unsupported`.
+    /// Errors: `InvalidArgument`: not a pool, or made without leave to share it so; `Exhausted`: no descriptor left; `Unsupported`.
     pub(crate) fn export_pool_fd(&self, pool: RawPool) -> Result<OwnedFd> {
         let mut fd: RawFd = -1;
         // SAFETY: with this handle type the driver writes one `int`.
@@ -110,9 +102,7 @@ impl Cuda {
     }
 
     /// The fabric handle of a pool.
-    ///
-    /// # Errors
-    /// As [`Cuda::export_pool_fd`].
+    /// Errors: as [`Cuda::export_pool_fd`].
     pub(crate) fn export_pool_fabric(&self, pool: RawPool) -> Result<FabricHandle> {
         let mut handle = FabricHandle([0; 64]);
         // SAFETY: with this handle type the driver writes 64 bytes.
@@ -139,9 +129,7 @@ impl Cuda {
     }
 
     /// What another process that has the pool needs to find an allocation of it, by where it begins.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not of a pool that is shared; `Unsupported`.
+    /// Errors: `InvalidArgument`: not of a pool that is shared; `Unsupported`.
     pub(crate) fn export_pool_pointer(&self, start: DevicePtr) -> Result<PoolPointer> {
         self.usable()?;
         let call = self.optional(self.api.cuMemPoolExportPointer, "cuMemPoolExportPointer")?;
@@ -194,9 +182,7 @@ pub(crate) struct PoolImport {
 
 impl MemoryPool {
     /// Maps an allocation that the pool's owner exported. It is to be dropped before the owner frees it. May block.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not an allocation of this pool.
+    /// Errors: `InvalidArgument`: not an allocation of this pool.
     pub(crate) fn open(
         self,
         guard: &ContextGuard<'_>,
@@ -221,9 +207,7 @@ impl PoolImport {
     }
 
     /// Lets another device read and write it, as all of its pool.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, `Unsupported`: no path between the devices.
+    /// Errors: `InvalidArgument`, `Unsupported`: no path between the devices.
     pub(crate) fn let_access(&self, device: &Device) -> Result<()> {
         let cuda = self.pool.context.cuda();
         cuda.usable()?;

@@ -68,9 +68,7 @@ pub(crate) trait HostCallback: Send + Sync + 'static {
 impl ContextGuard<'_> {
     /// Makes a stream without order against the program's default stream. With `urgent` its copies go before those of other streams where the
     /// device has priorities.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`.
+    /// Errors: `Exhausted`, `DeviceLost`.
     pub(crate) fn stream(&self, urgent: bool) -> Result<Stream> {
         let api = &self.cuda().api;
         let mut raw = RawStream::NULL;
@@ -108,9 +106,7 @@ impl ContextGuard<'_> {
     }
 
     /// Makes an event.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`.
+    /// Errors: `Exhausted`, `DeviceLost`.
     pub(crate) fn event(&self, waiting: Waiting) -> Result<Event> {
         let flags = match waiting {
             Waiting::Spin => sys::EVENT_DISABLE_TIMING,
@@ -130,9 +126,7 @@ impl ContextGuard<'_> {
 
 impl Cuda {
     /// The program's own stream, with the context that it belongs to. It is never destroyed here. For the default stream be in its context.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no stream, or one that is capturing a graph; `Unsupported` by drivers that cannot say.
+    /// Errors: `InvalidArgument`: no stream, or one that is capturing a graph; `Unsupported` by drivers that cannot say.
     ///
     /// # Safety
     /// The stream and its context live for as long as this value.
@@ -152,9 +146,7 @@ impl Cuda {
 
 impl CudaContext {
     /// The program's own stream of this context, or one of its default streams. It is never destroyed here.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no stream, or one that is capturing a graph.
+    /// Errors: `InvalidArgument`: no stream, or one that is capturing a graph.
     ///
     /// # Safety
     /// The stream is of this context, or a default stream, and lives for as long as this value.
@@ -187,9 +179,7 @@ impl Stream {
     }
 
     /// Enqueues a copy between any two addresses that the driver knows, or of pageable host memory; then the call itself may wait for the copy.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, `DeviceLost`. An error may also be of earlier work.
+    /// Errors: `InvalidArgument`, `DeviceLost`. An error may also be of earlier work.
     ///
     /// # Safety
     /// Both ranges stay allocated, and nobody else uses the target nor changes the source, until the stream has passed the copy.
@@ -208,9 +198,7 @@ impl Stream {
 
     /// As [`Stream::copy`], by the call for just this route, so that the driver refuses an address that is not of the kind that it is said to be. Drivers
     /// without that call take any.
-    ///
-    /// # Errors
-    /// As of [`Stream::copy`].
+    /// Errors: as of [`Stream::copy`].
     ///
     /// # Safety
     /// As of [`Stream::copy`].
@@ -239,9 +227,7 @@ impl Stream {
     }
 
     /// Enqueues moving managed memory to the stream's device, so that the device need not fetch it page by page.
-    ///
-    /// # Errors
-    /// `Unsupported`; `InvalidArgument`: not managed memory.
+    /// Errors: `Unsupported`; `InvalidArgument`: not managed memory.
     pub(crate) fn prefetch(
         &self,
         guard: &ContextGuard<'_>,
@@ -257,9 +243,7 @@ impl Stream {
     }
 
     /// Enqueues setting each byte of device memory.
-    ///
-    /// # Errors
-    /// As of [`Stream::copy`].
+    /// Errors: as of [`Stream::copy`].
     ///
     /// # Safety
     /// As of [`Stream::copy`], for the target.
@@ -280,9 +264,7 @@ impl Stream {
 
     /// Enqueues writing a word of 8 bytes behind everything before it: who reads it with acquire sees what was copied. Never
     /// written when the context fails.
-    ///
-    /// # Errors
-    /// `Unsupported` before CUDA 11.7, and by devices without
+    /// Errors: `Unsupported` before CUDA 11.7, and by devices without
     /// [`StreamMemoryOps64`](super::Attribute::StreamMemoryOps64): use events then. `InvalidArgument`: misaligned, or managed memory.
     ///
     /// # Safety
@@ -303,9 +285,7 @@ impl Stream {
     }
 
     /// Enqueues waiting until a word of 8 bytes has reached `value`, in cyclic order. The word may be written by another stream or by the host.
-    ///
-    /// # Errors
-    /// As of [`Stream::write_value`].
+    /// Errors: as of [`Stream::write_value`].
     ///
     /// # Safety
     /// `at` is the device's address of 8 bytes, aligned to 8, that stay allocated until the stream has passed the wait, and that the host
@@ -325,9 +305,7 @@ impl Stream {
     }
 
     /// Whether the driver has the calls that write and wait for words, and the device takes them.
-    ///
-    /// # Errors
-    /// What the driver said of its device.
+    /// Errors: what the driver said of its device.
     pub(crate) fn has_words(&self) -> Result<bool> {
         let api = &self.context.cuda().api;
         if api.cuStreamWriteValue64_v2.is_none() || api.cuStreamWaitValue64_v2.is_none() {
@@ -339,9 +317,7 @@ impl Stream {
     }
 
     /// Enqueues marking this place by the event. An event marks one place: the last.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: another context's event; `DeviceLost`.
+    /// Errors: `InvalidArgument`: another context's event; `DeviceLost`.
     pub(crate) fn record(&self, guard: &ContextGuard<'_>, event: &Event) -> Result<()> {
         guard.check(&self.context)?;
         guard.check(&event.context)?;
@@ -351,9 +327,7 @@ impl Stream {
     }
 
     /// Enqueues waiting until the event's place, as it is now, is reached. The event may be another context's. One never recorded is reached.
-    ///
-    /// # Errors
-    /// `DeviceLost`; `InvalidArgument`.
+    /// Errors: `DeviceLost`; `InvalidArgument`.
     pub(crate) fn wait(&self, guard: &ContextGuard<'_>, event: &Event) -> Result<()> {
         guard.check(&self.context)?;
         // SAFETY: both live.
@@ -363,9 +337,7 @@ impl Stream {
 
     /// Enqueues a call of the host. It is not run when the context fails before it: who waits for it needs another way to learn of that. The
     /// callback is kept until it has run; on a failed context for ever.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Exhausted`; then it is never run.
+    /// Errors: `DeviceLost`, `Exhausted`; then it is never run.
     pub(crate) fn notify<C: HostCallback>(
         &self,
         guard: &ContextGuard<'_>,
@@ -389,9 +361,7 @@ impl Stream {
     }
 
     /// Whether all that was enqueued is done.
-    ///
-    /// # Errors
-    /// `DeviceLost`, and whatever else the work ended with.
+    /// Errors: `DeviceLost`, and whatever else the work ended with.
     pub(crate) fn is_idle(&self, guard: &ContextGuard<'_>) -> Result<bool> {
         guard.check(&self.context)?;
         // SAFETY: it lives.
@@ -402,9 +372,7 @@ impl Stream {
     }
 
     /// Blocks the thread until all that was enqueued is done.
-    ///
-    /// # Errors
-    /// As of [`Stream::is_idle`].
+    /// Errors: as of [`Stream::is_idle`].
     pub(crate) fn synchronize(&self, guard: &ContextGuard<'_>) -> Result<()> {
         guard.check(&self.context)?;
         // SAFETY: it lives.
@@ -413,9 +381,7 @@ impl Stream {
     }
 
     /// Whether what is enqueued is recorded into a graph instead of done. Such a stream can take no part in a transfer.
-    ///
-    /// # Errors
-    /// `DeviceLost`.
+    /// Errors: `DeviceLost`.
     pub(crate) fn is_capturing(&self, guard: &ContextGuard<'_>) -> Result<bool> {
         guard.check(&self.context)?;
         let cuda = guard.cuda();
@@ -490,9 +456,7 @@ impl Event {
     }
 
     /// Whether its place was reached. One never recorded is.
-    ///
-    /// # Errors
-    /// `DeviceLost`, and whatever else the work before it ended with.
+    /// Errors: `DeviceLost`, and whatever else the work before it ended with.
     pub(crate) fn is_done(&self, guard: &ContextGuard<'_>) -> Result<bool> {
         guard.check(&self.context)?;
         // SAFETY: it lives.
@@ -503,9 +467,7 @@ impl Event {
     }
 
     /// Blocks the thread until its place is reached.
-    ///
-    /// # Errors
-    /// As of [`Event::is_done`].
+    /// Errors: as of [`Event::is_done`].
     pub(crate) fn wait(&self, guard: &ContextGuard<'_>) -> Result<()> {
         guard.check(&self.context)?;
         // SAFETY: it lives.

@@ -34,9 +34,7 @@ unsafe impl Sync for DirectWindow {}
 
 impl DirectWindow {
     /// Whether memory of the device can be mapped so. The fence that this needs is known for x86-64 alone.
-    ///
-    /// # Errors
-    /// What the driver reports.
+    /// Errors: what the driver reports.
     pub(crate) fn is_supported(device: &Device) -> Result<bool> {
         Ok(cfg!(target_arch = "x86_64")
             && device.has(Attribute::DmaBuf)?
@@ -44,9 +42,7 @@ impl DirectWindow {
     }
 
     /// Maps `len` bytes of device memory at `start`, all of one allocation. Takes long: it exports a dma-buf, which is closed again.
-    ///
-    /// # Errors
-    /// `Unsupported`: not this device, or not memory of this kind; `Exhausted`: no room in BAR1; what the driver reports.
+    /// Errors: `Unsupported`: not this device, or not memory of this kind; `Exhausted`: no room in BAR1; what the driver reports.
     pub(crate) fn map(guard: &ContextGuard<'_>, start: DevicePtr, len: usize) -> Result<Self> {
         if !Self::is_supported(&guard.context().device())? {
             let text = "the device's dma-bufs cannot be mapped by the host";
@@ -89,9 +85,7 @@ impl DirectWindow {
     }
 
     /// Stores host bytes into device memory; what the device is told afterwards comes behind them.
-    ///
-    /// # Errors
-    /// `OutOfBounds`.
+    /// Errors: `OutOfBounds`.
     ///
     /// # Safety
     /// The device memory is still allocated, and nobody else uses the range.
@@ -104,9 +98,7 @@ impl DirectWindow {
     }
 
     /// Loads device memory into host memory.
-    ///
-    /// # Errors
-    /// As of [`DirectWindow::write`].
+    /// Errors: as of [`DirectWindow::write`].
     ///
     /// # Safety
     /// As of [`DirectWindow::write`], and `target` is `len` bytes that may be written.

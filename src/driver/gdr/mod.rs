@@ -47,9 +47,7 @@ static LOADED: Loaded<Gdr> = Loaded::new();
 
 impl Gdr {
     /// The library at `path`, else the one that `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`.
-    ///
-    /// # Errors
-    /// `Unsupported`: none, with the loader's words, or one without a required function.
+    /// Errors: `Unsupported`: none, with the loader's words, or one without a required function.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         let search = Search {
             what: "GDRCopy",
@@ -105,9 +103,7 @@ impl Gdr {
     }
 
     /// Opens the kernel's driver.
-    ///
-    /// # Errors
-    /// `Unsupported`: its module is not loaded, or its device file may not be opened.
+    /// Errors: `Unsupported`: its module is not loaded, or its device file may not be opened.
     pub(crate) fn open(&'static self) -> Result<GdrSession> {
         // SAFETY: takes nothing.
         let raw = unsafe { (self.api.gdr_open)() };
@@ -185,9 +181,7 @@ impl Drop for Session {
 
 impl GdrSession {
     /// Maps the device pages that `len` bytes at `start` lie in. About 10 µs and more.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, `Io`: not device memory of a kind that can be mapped; `Exhausted`: BAR1 is full; `Forked`.
+    /// Errors: `InvalidArgument`, `Io`: not device memory of a kind that can be mapped; `Exhausted`: BAR1 is full; `Forked`.
     ///
     /// # Safety
     /// The window is not read or written once the memory is freed. Memory that is freed before makes a window onto nothing, or onto what took its
@@ -281,9 +275,7 @@ impl Window {
     }
 
     /// Stores host bytes into device memory. They are on their way when this returns, in order with later copies through this window.
-    ///
-    /// # Errors
-    /// `OutOfBounds`; what the library reports.
+    /// Errors: `OutOfBounds`; what the library reports.
     ///
     /// # Safety
     /// The device memory is still allocated, and nobody else uses the range.
@@ -303,9 +295,7 @@ impl Window {
     }
 
     /// Loads device memory into host memory.
-    ///
-    /// # Errors
-    /// As of [`Window::write`].
+    /// Errors: as of [`Window::write`].
     ///
     /// # Safety
     /// As of [`Window::write`], and `target` is `len` bytes that may be written.

@@ -22,9 +22,7 @@ pub(crate) struct HipEvent {
 
 impl Hip {
     /// Marks the end of a stream as it is now. Microseconds.
-    ///
-    /// # Errors
-    /// `Exhausted`: no event; `InvalidArgument`: the stream captures a graph, or is none.
+    /// Errors: `Exhausted`: no event; `InvalidArgument`: the stream captures a graph, or is none.
     ///
     /// # Safety
     /// The stream is one of this HIP, and is not destroyed during the call.
@@ -46,9 +44,7 @@ impl Hip {
 
 impl HipEvent {
     /// Whether all that was in the stream is done. A call each time.
-    ///
-    /// # Errors
-    /// `DeviceLost` and others: the work failed.
+    /// Errors: `DeviceLost` and others: the work failed.
     pub(crate) fn is_done(&self) -> Result<bool> {
         // SAFETY: an event that lives.
         match unsafe { (self.hip.api.hipEventQuery)(self.raw) } {

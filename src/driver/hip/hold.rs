@@ -55,9 +55,7 @@ unsafe impl Sync for Hold {}
 
 impl Hip {
     /// Has a stream wait: what is queued in it from now on begins when the hold is opened or dropped. Some microseconds; the first of a device allocate.
-    ///
-    /// # Errors
-    /// `Unsupported`: not with this runtime, or this device; `InvalidArgument`: the stream captures a graph, or is none; `Exhausted`. The stream does
+    /// Errors: `Unsupported`: not with this runtime, or this device; `InvalidArgument`: the stream captures a graph, or is none; `Exhausted`. The stream does
     /// not wait then.
     ///
     /// # Safety

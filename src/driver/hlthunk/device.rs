@@ -230,9 +230,7 @@ impl HlThunk {
     }
 
     /// The control node of a number.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is none; `PermissionDenied`.
+    /// Errors: `InvalidArgument`: there is none; `PermissionDenied`.
     pub(crate) fn control(&'static self, index: u32) -> Result<ControlNode> {
         let name = format!("Gaudi control node {index}");
         let index_raw = i32::try_from(index).unwrap_or(i32::MAX);
@@ -250,9 +248,7 @@ impl HlThunk {
 
     /// Opens the card at a PCI place: this process has it alone then. While another still has it, or it is in reset, the attempt is repeated for
     /// `patience`, for which the thread sleeps.
-    ///
-    /// # Errors
-    /// `Exhausted`: another process has it; `WouldBlock`: it is in reset or being given back; `DeviceLost`: it is not in operation;
+    /// Errors: `Exhausted`: another process has it; `WouldBlock`: it is in reset or being given back; `DeviceLost`: it is not in operation;
     /// `InvalidArgument`: there is no such card; `PermissionDenied`.
     pub(crate) fn open(&'static self, bus_id: &BusId, patience: Duration) -> Result<Arc<Card>> {
         let name = format!("Gaudi card {bus_id}");
@@ -279,9 +275,7 @@ impl HlThunk {
     }
 
     /// A card that somebody else in this process has opened, Synapse as a rule. It is never closed here.
-    ///
-    /// # Errors
-    /// It is no Gaudi card's.
+    /// Errors: it is no Gaudi card's.
     ///
     /// # Safety
     /// The descriptor stays open for as long as this value and all that is made from it.
@@ -375,9 +369,7 @@ impl ControlNode {
     }
 
     /// All that is asked of a card.
-    ///
-    /// # Errors
-    /// What the library reports.
+    /// Errors: what the library reports.
     pub(crate) fn info(&self) -> Result<CardInfo> {
         let ask = self.ask();
         let bus_id = ask.bus_id()?;
@@ -553,9 +545,7 @@ impl Card {
     }
 
     /// Runs `call` with the descriptor, which stays open meanwhile.
-    ///
-    /// # Errors
-    /// `Closed`, `Forked`.
+    /// Errors: `Closed`, `Forked`.
     pub(crate) fn with_fd<R>(&self, call: impl FnOnce(RawFd) -> R) -> Result<R> {
         if self.is_forked() {
             let text = format!(
@@ -570,9 +560,7 @@ impl Card {
     }
 
     /// As [`Card::with_fd`], for work that a lost card does not do any more.
-    ///
-    /// # Errors
-    /// `Closed`, `Forked`, `DeviceLost`.
+    /// Errors: `Closed`, `Forked`, `DeviceLost`.
     pub(super) fn with_live_fd<R>(&self, call: impl FnOnce(RawFd) -> R) -> Result<R> {
         if self.is_lost() {
             let text = format!("{self} was reset: close it and open it again");
@@ -592,9 +580,7 @@ impl Card {
     }
 
     /// The value of a call that does work.
-    ///
-    /// # Errors
-    /// As the number says.
+    /// Errors: as the number says.
     pub(super) fn checked(&self, result: i32, call: &str) -> Result<i32> {
         match Errno::from_result(result) {
             None => Ok(result),

@@ -41,9 +41,7 @@ const ANCHOR: &str = "hlthunk_open";
 impl HlThunk {
     /// The library at `path`, else the one that `WHARF_LIBHLTHUNK` names, else `libhl-thunk.so`, there or in `/usr/lib/habanalabs`. Opens no
     /// card. The first call for a file may take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; one of 2021.
+    /// Errors: `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; one of 2021.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         LOADED.load(&search(path), || Ok(()), ANCHOR, Self::with_library)
     }

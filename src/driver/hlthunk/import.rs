@@ -52,9 +52,7 @@ pub(crate) struct PeerMemory {
 
 impl Card {
     /// Has the card's engines reach the first `len` bytes of a dma-buf of another card's. It keeps that card from being given back. May block.
-    ///
-    /// # Errors
-    /// `Unsupported`: the driver cannot, or there is no way between the cards on PCI; `DeviceLost`, `Closed`, `Forked`; and what the kernel said.
+    /// Errors: `Unsupported`: the driver cannot, or there is no way between the cards on PCI; `DeviceLost`, `Closed`, `Forked`; and what the kernel said.
     pub(crate) fn import(
         self: &Arc<Self>,
         dma_buf: BorrowedFd<'_>,

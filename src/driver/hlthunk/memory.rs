@@ -53,9 +53,7 @@ impl Card {
     }
 
     /// Allocates device memory of at least `len` bytes and maps it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes; `Exhausted`: the card has no such memory left; `DeviceLost`, `Closed`, `Forked`.
+    /// Errors: `InvalidArgument`: no bytes; `Exhausted`: the card has no such memory left; `DeviceLost`, `Closed`, `Forked`.
     pub(crate) fn allocate(self: &Arc<Self>, len: u64) -> Result<Allocation> {
         if len == 0 {
             let text = format!("{self}: an allocation of no bytes");
@@ -118,9 +116,7 @@ impl Card {
 
     /// Has the card's engines reach `len` bytes of host memory at `host`. Pins the pages, which takes 0.1 µs a page and more. The same memory may be
     /// mapped again, under another address.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes, or memory that is not there or may not be written; `Exhausted`; `DeviceLost`, `Closed`, `Forked`.
+    /// Errors: `InvalidArgument`: no bytes, or memory that is not there or may not be written; `Exhausted`; `DeviceLost`, `Closed`, `Forked`.
     pub(crate) fn map_host(self: &Arc<Self>, host: u64, len: u64) -> Result<HostMapping> {
         let start = usize::try_from(host)
             .ok()
@@ -150,9 +146,7 @@ impl Card {
 
     /// A dma-buf of device memory, for network cards and other devices; the host cannot read it. `base` is the address that mapping gave (on the first Gaudi
     /// any address), `offset` where in it the dma-buf begins. Each holds the card open until its last copy is closed, in any process.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not whole pages, not the address of a mapping, beyond its end, or out of the PCI window; `Unsupported`: the library cannot;
+    /// Errors: `InvalidArgument`: not whole pages, not the address of a mapping, beyond its end, or out of the PCI window; `Unsupported`: the library cannot;
     /// `Exhausted`, `DeviceLost`, `Closed`, `Forked`.
     pub(crate) fn export(&self, base: u64, offset: u64, len: u64) -> Result<OwnedFd> {
         let api = &self.library().api;
@@ -195,9 +189,7 @@ impl Allocation {
     }
 
     /// A dma-buf of a part of it, whole pages.
-    ///
-    /// # Errors
-    /// As of [`Card::export`]; `OutOfBounds`.
+    /// Errors: as of [`Card::export`]; `OutOfBounds`.
     pub(crate) fn export(&self, offset: u64, len: u64) -> Result<OwnedFd> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let text = format!("{len} bytes at {offset} of an allocation of {}", self.len);
@@ -207,9 +199,7 @@ impl Allocation {
     }
 
     /// Gives it back, as the drop does, and says when that does not go. It may be tried again. What is not given back goes with the card.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: a dma-buf of it is open still; `DeviceLost`.
+    /// Errors: `InvalidArgument`: a dma-buf of it is open still; `DeviceLost`.
     pub(crate) fn free(&mut self) -> Result<()> {
         if !self.live || self.card.is_closed() {
             return Ok(());

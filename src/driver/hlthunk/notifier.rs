@@ -65,9 +65,7 @@ pub(crate) struct Notifier {
 impl Card {
     /// Makes the card's notifier. There is one for each opened card; where Synapse has the card, Synapse has it. With it the process is not killed at once
     /// when the card is reset.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is one already; `Unsupported`; `DeviceLost`, `Closed`, `Forked`.
+    /// Errors: `InvalidArgument`: there is one already; `Unsupported`; `DeviceLost`, `Closed`, `Forked`.
     pub(crate) fn notifier(self: &Arc<Self>) -> Result<Notifier> {
         let call = "hlthunk_notifier_create";
         let api = &self.library().api;
@@ -95,9 +93,7 @@ impl Card {
 
 impl Notifier {
     /// What has happened since the last look; nothing, as a rule. Never waits. A reset marks the card as lost.
-    ///
-    /// # Errors
-    /// `Closed`, `Forked`; what the library reports.
+    /// Errors: `Closed`, `Forked`; what the library reports.
     pub(crate) fn receive(&self) -> Result<Events> {
         let call = "hlthunk_notifier_recv";
         let receive = self.card.library().api.hlthunk_notifier_recv;

@@ -70,9 +70,7 @@ impl LinDma {
     }
 
     /// The bytes that the chip reads.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes, an address beyond what the packet holds, or a range that wraps; `Unsupported`: a chip without it.
+    /// Errors: `InvalidArgument`: no bytes, an address beyond what the packet holds, or a range that wraps; `Unsupported`: a chip without it.
     pub(crate) fn encode(&self, chip: Chip) -> Result<[u8; PACKET]> {
         let base = match chip {
             Chip::Gaudi => OPCODE | GAUDI_LINEAR | GAUDI_REGISTER_BARRIER,

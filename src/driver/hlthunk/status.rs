@@ -107,9 +107,7 @@ impl Errno {
 }
 
 /// A result that is negative for an error.
-///
-/// # Errors
-/// That of the number.
+/// Errors: that of the number.
 pub(super) fn check(result: i32, asked: Asked, card: &dyn fmt::Display, call: &str) -> Result<i32> {
     match Errno::from_result(result) {
         None => Ok(result),

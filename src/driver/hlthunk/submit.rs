@@ -74,9 +74,7 @@ impl Card {
 
     /// Waits until one of up to 32 submissions, by their numbers, has ended, for `timeout` and a second at most. Bit `i` of the answer: the `i`th
     /// has ended, well or not, as its own [`Submission::poll`] tells. 0: the time ran out.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: none, more than 32, or a number that was never given; `DeviceLost`, `Closed`, `Forked`.
+    /// Errors: `InvalidArgument`: none, more than 32, or a number that was never given; `DeviceLost`, `Closed`, `Forked`.
     pub(crate) fn wait_any(&self, seqs: &[u64], timeout: Duration) -> Result<u32> {
         if seqs.is_empty() || seqs.len() > sys::WAIT_MULTI_MAX {
             let text = format!("{self}: a wait for {} submissions", seqs.len());
@@ -224,9 +222,7 @@ enum Buffers {
 
 impl Card {
     /// Makes command buffers for `slots` submissions at a time, 1 to 1024.
-    ///
-    /// # Errors
-    /// `Unsupported`: the card takes no submissions, the library has not the calls, or the card is borrowed: what Synapse's firmware runs on it does not
+    /// Errors: `Unsupported`: the card takes no submissions, the library has not the calls, or the card is borrowed: what Synapse's firmware runs on it does not
     /// go together with submissions; `InvalidArgument`, `Exhausted`, `DeviceLost`, `Closed`,
     /// `Forked`.
     pub(crate) fn command_ring(self: &Arc<Self>, slots: usize) -> Result<CommandRing> {
@@ -267,9 +263,7 @@ impl Card {
 
 impl CommandRing {
     /// Submits packets, at most [`PACKETS`], to a queue. Without further calls where the card has room; microseconds.
-    ///
-    /// # Errors
-    /// `WouldBlock`: as many are running as may; nothing was submitted, and it may be tried again when one has ended. `InvalidArgument`: no packets, too many, one
+    /// Errors: `WouldBlock`: as many are running as may; nothing was submitted, and it may be tried again when one has ended. `InvalidArgument`: no packets, too many, one
     /// that no packet can be, or a queue that is not there; `DeviceLost`, `Closed`, `Forked`.
     ///
     /// # Safety
@@ -416,17 +410,13 @@ impl Submission {
     }
 
     /// Whether it has ended well. One call that does not wait, or none.
-    ///
-    /// # Errors
-    /// `DeviceLost`: it failed, or the card is in no state to say. Host memory that it writes may then still be written until the card was closed.
+    /// Errors: `DeviceLost`: it failed, or the card is in no state to say. Host memory that it writes may then still be written until the card was closed.
     pub(crate) fn poll(&mut self) -> Result<bool> {
         self.wait(Duration::ZERO)
     }
 
     /// As [`Submission::poll`], after at most `timeout` and a second. For a thread that may block.
-    ///
-    /// # Errors
-    /// As of [`Submission::poll`].
+    /// Errors: as of [`Submission::poll`].
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool> {
         if self.ended {
             return Ok(true);

@@ -54,9 +54,7 @@ impl fmt::Display for PciAddress {
 
 impl Hsa {
     /// All agents, in the runtime's order, which is the same for the life of the process. Initialises it.
-    ///
-    /// # Errors
-    /// As of [`Hsa::initialise`]; and what the runtime reports.
+    /// Errors: as of [`Hsa::initialise`]; and what the runtime reports.
     pub(crate) fn agents(&'static self) -> Result<Vec<Agent>> {
         unsafe extern "C" fn each(agent: RawAgent, list: *mut c_void) -> Status {
             // SAFETY: the list that `agents` passed, which nobody else uses during the call.
@@ -90,17 +88,13 @@ impl Hsa {
     }
 
     /// The devices, in the order by which programs count them. Initialises the runtime.
-    ///
-    /// # Errors
-    /// As of [`Hsa::agents`].
+    /// Errors: as of [`Hsa::agents`].
     pub(crate) fn gpus(&'static self) -> Result<Vec<Agent>> {
         self.of_kind(AgentKind::Gpu)
     }
 
     /// The nodes of the host. Initialises the runtime.
-    ///
-    /// # Errors
-    /// As of [`Hsa::agents`].
+    /// Errors: as of [`Hsa::agents`].
     pub(crate) fn cpus(&'static self) -> Result<Vec<Agent>> {
         self.of_kind(AgentKind::Cpu)
     }
@@ -132,26 +126,20 @@ impl Agent {
     }
 
     /// The name of its kind, as compilers call it: `gfx942`.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn name(&self) -> Result<String> {
         self.text::<64>(sys::agent::NAME)
     }
 
     /// The name on the box.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn product_name(&self) -> Result<String> {
         self.text::<64>(sys::agent::PRODUCT_NAME)
     }
 
     /// Who it is, the same in every process: `GPU-` and 16 hexadecimal digits. `None`: it has no number of its own, or the runtime cannot be
     /// asked.
-    ///
-    /// # Errors
-    /// `Forked`, and what else the runtime reports.
+    /// Errors: `Forked`, and what else the runtime reports.
     pub(crate) fn uuid(&self) -> Result<Option<String>> {
         match self.text::<21>(sys::agent::UUID) {
             Ok(text) if text.ends_with("-XX") || text.is_empty() => Ok(None),
@@ -162,9 +150,7 @@ impl Agent {
     }
 
     /// Where on PCI it is.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn pci_address(&self) -> Result<PciAddress> {
         let bdf = self.number(sys::agent::BDF)?;
         Ok(PciAddress {
@@ -176,9 +162,7 @@ impl Agent {
     }
 
     /// Its global pools in which programs allocate.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn pools(&self) -> Result<Vec<Pool>> {
         unsafe extern "C" fn each(pool: RawPool, list: *mut c_void) -> Status {
             // SAFETY: the list that `pools` passed, which nobody else uses during the call.
@@ -204,9 +188,7 @@ impl Agent {
     }
 
     /// The pool of a grain, the largest of several.
-    ///
-    /// # Errors
-    /// `Unsupported`: it has none; and what the runtime reports.
+    /// Errors: `Unsupported`: it has none; and what the runtime reports.
     pub(crate) fn pool(&self, grain: Grain) -> Result<Pool> {
         let pools = self.pools()?.into_iter();
         // Memory for the arguments of kernels is scarce.
@@ -220,9 +202,7 @@ impl Agent {
     }
 
     /// Whether the host reaches all of its memory (a "large BAR"): then its addresses can be loaded and stored by the host.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn has_large_bar(&self) -> Result<bool> {
         let pool = self.pool(Grain::Coarse)?;
         let Some(cpu) = self.hsa.cpus()?.first().copied() else {
@@ -386,9 +366,7 @@ impl Pool {
     }
 
     /// Whether an agent reaches its memory.
-    ///
-    /// # Errors
-    /// What the runtime reports.
+    /// Errors: what the runtime reports.
     pub(crate) fn access(&self, by: &Agent) -> Result<Access> {
         Ok(match self.reach(by, sys::reach::ACCESS)? {
             1 => Access::Default,

@@ -55,9 +55,7 @@ static LOADED: Loaded<Hsa> = Loaded::new();
 impl Hsa {
     /// The runtime in the library at `path`, else in the one that `WHARF_LIBHSA` names, else in `libhsa-runtime64.so.1`. Loaded once for each
     /// file; initialises nothing. The first call for a file may take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function.
+    /// Errors: `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         let present = || Absent::unless_any(WHAT, PRESENCE);
         LOADED.load(&Self::search(path), present, ANCHOR, Self::with_library)
@@ -121,9 +119,7 @@ impl Hsa {
 
     /// Initialises the runtime, or takes one more count where somebody has done so. Takes up to seconds the first time; nothing later. A process
     /// that has done it must not be forked to use the device in the child. What failed may be tried again.
-    ///
-    /// # Errors
-    /// `Unsupported`: no device; `PermissionDenied`: the device's file is not this user's; `Exhausted`; `Forked`.
+    /// Errors: `Unsupported`: no device; `PermissionDenied`: the device's file is not this user's; `Exhausted`; `Forked`.
     pub(crate) fn initialise(&self) -> Result<()> {
         self.initialised.once(|| {
             // SAFETY: takes nothing.
@@ -137,9 +133,7 @@ impl Hsa {
 
     /// Whether memory can be exported as a dma-buf: the library has the function, and the runtime does not say that the kernel cannot.
     /// Initialises it.
-    ///
-    /// # Errors
-    /// As of [`Hsa::initialise`].
+    /// Errors: as of [`Hsa::initialise`].
     pub(crate) fn has_dma_buf(&self) -> Result<bool> {
         self.initialise()?;
         if self.api.hsa_amd_portable_export_dmabuf.is_none() {
@@ -160,9 +154,7 @@ impl Hsa {
     }
 
     /// That the runtime may be called in this process.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     pub(super) fn usable(&self) -> Result<()> {
         self.initialised.check()
     }

@@ -34,9 +34,7 @@ impl Allocation {
     }
 
     /// Lets these agents reach it, besides the pool's own, and no others: see [`Hsa::allow_access`].
-    ///
-    /// # Errors
-    /// As there.
+    /// Errors: as there.
     pub(crate) fn allow(&self, agents: &[Agent]) -> Result<()> {
         self.hsa.allow_access(self.address, agents)
     }
@@ -59,9 +57,7 @@ impl fmt::Debug for Allocation {
 
 impl Pool {
     /// Allocates at least 1 byte. For the pool's agent, and for those of the host where it is theirs; others are to be allowed. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`; `InvalidArgument`: no bytes, or more than the pool gives at once.
+    /// Errors: `Exhausted`; `InvalidArgument`: no bytes, or more than the pool gives at once.
     pub(crate) fn allocate(&self, len: usize) -> Result<Allocation> {
         let hsa = self.agent().hsa();
         hsa.usable()?;
@@ -172,9 +168,7 @@ impl PointerInfo {
 
 impl Hsa {
     /// What an address is. Cheap; initialises nothing: before anybody did, nothing is known.
-    ///
-    /// # Errors
-    /// `Forked`, and what the runtime reports.
+    /// Errors: `Forked`, and what the runtime reports.
     pub(crate) fn inspect(&self, address: u64) -> Result<PointerInfo> {
         self.usable()?;
         if address == 0 {
@@ -234,9 +228,7 @@ impl Hsa {
 
     /// Lets these agents reach the allocation that begins at an address, besides the pool's own, **and no others any more**: name all that
     /// are to reach it. Once for each allocation, never for each copy: it changes page tables, and may block.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no allocation, no agent, or one that has no way to it.
+    /// Errors: `InvalidArgument`: no allocation, no agent, or one that has no way to it.
     pub(crate) fn allow_access(&self, address: u64, agents: &[Agent]) -> Result<()> {
         self.usable()?;
         let agents = raw(agents);
@@ -253,9 +245,7 @@ impl Hsa {
     }
 
     /// Fills an allocation's first `len` bytes, rounded up to 4, with one word; its device does it, and this waits. Blocks.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library cannot; what the runtime reports.
+    /// Errors: `Unsupported`: the library cannot; what the runtime reports.
     ///
     /// # Safety
     /// The memory is an allocation in a pool with so many bytes; nobody else uses it during the call.
@@ -269,9 +259,7 @@ impl Hsa {
 
     /// Pins host memory and lets these agents reach it (all devices, if none is named). May block: every page is touched. Initialises the
     /// runtime.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes; `Exhausted`: it is not there, or too much of it for the system's limits.
+    /// Errors: `InvalidArgument`: no bytes; `Exhausted`: it is not there, or too much of it for the system's limits.
     ///
     /// # Safety
     /// The memory stays mapped for as long as this value lives.

@@ -65,9 +65,7 @@ impl DmaBuf {
     }
 
     /// The descriptor as one of the caller's own.
-    ///
-    /// # Errors
-    /// `Exhausted`: no descriptor is left.
+    /// Errors: `Exhausted`: no descriptor is left.
     pub(crate) fn into_fd(self) -> Result<OwnedFd> {
         self.as_fd()
             .try_clone_to_owned()
@@ -145,9 +143,7 @@ impl fmt::Debug for DmaBufMapping {
 impl Hsa {
     /// A handle by which other processes attach an allocation. Only for the exact begin and the full length that [`Hsa::inspect`] tells. May block,
     /// and may pin the memory until the process ends: once for each allocation, and not before somebody asks.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no allocation begins there or it has another length; `Exhausted`.
+    /// Errors: `InvalidArgument`: no allocation begins there or it has another length; `Exhausted`.
     pub(crate) fn export_handle(&self, base: u64, len: usize) -> Result<IpcHandle> {
         self.usable()?;
         let mut handle = IpcHandle::default();
@@ -159,9 +155,7 @@ impl Hsa {
     }
 
     /// Attaches another process's allocation of `len` bytes, for these agents, or for all if none is named. May block for seconds. Initialises the runtime.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such handle (any more), another length, or an agent that cannot; `Exhausted`.
+    /// Errors: `InvalidArgument`: no such handle (any more), another length, or an agent that cannot; `Exhausted`.
     pub(crate) fn attach(
         &'static self,
         handle: &IpcHandle,
@@ -190,9 +184,7 @@ impl Hsa {
     }
 
     /// A dma-buf in which `len` bytes at an address of an allocation lie. May block.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library cannot; `InvalidArgument`: not all of it of one allocation, or not a device's; `Exhausted`.
+    /// Errors: `Unsupported`: the library cannot; `InvalidArgument`: not all of it of one allocation, or not a device's; `Exhausted`.
     pub(crate) fn export_dma_buf(&'static self, address: u64, len: usize) -> Result<DmaBuf> {
         self.usable()?;
         let function = self.api.hsa_amd_portable_export_dmabuf;
@@ -213,9 +205,7 @@ impl Hsa {
     }
 
     /// Lets these agents reach a dma-buf, which may be another process's. The descriptor is not needed afterwards. May block. Initialises the runtime.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no agent; `Io`: the kernel does not take it; `Exhausted`; `Unsupported`.
+    /// Errors: `InvalidArgument`: no agent; `Io`: the kernel does not take it; `Exhausted`; `Unsupported`.
     pub(crate) fn map_dma_buf(
         &'static self,
         fd: BorrowedFd<'_>,

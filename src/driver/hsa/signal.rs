@@ -51,9 +51,7 @@ pub(crate) struct CopyEnd {
 
 impl Hsa {
     /// Makes a signal. Initialises the runtime.
-    ///
-    /// # Errors
-    /// `Exhausted`.
+    /// Errors: `Exhausted`.
     pub(crate) fn signal(&'static self, initial: i64) -> Result<Signal> {
         self.initialise()?;
         let mut raw = RawSignal(0);
@@ -68,9 +66,7 @@ impl Hsa {
     ///
     /// It begins when every signal of `after` is 0. **A signal that became negative is never 0 again: what waits for a copy that failed never
     /// begins.** Whoever chains copies looks after that; independent ones are in no order.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes, which the runtime would take and never report; more than [`Hsa::MAX_AFTER`] signals; `Exhausted`, and what else the
+    /// Errors: `InvalidArgument`: no bytes, which the runtime would take and never report; more than [`Hsa::MAX_AFTER`] signals; `Exhausted`, and what else the
     /// runtime reports. Then `done` is not touched.
     ///
     /// # Safety
@@ -184,9 +180,7 @@ impl Signal {
     /// Has `callback` run once, when the value is below `bound`, or at once if it is. The signal lives until then. A few microseconds.
     ///
     /// It never runs when the value never falls: a device that failed does not count down.
-    ///
-    /// # Errors
-    /// `Exhausted`; then it never runs.
+    /// Errors: `Exhausted`; then it never runs.
     pub(crate) fn notify<C: SignalCallback>(&self, bound: i64, callback: Arc<C>) -> Result<()> {
         self.0.hsa.usable()?;
         let handler = Box::into_raw(Box::new(Handler {

@@ -19,9 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Hsa {
     /// Whether memory of the host can be moved to devices under its own address, in this process. Initialises the runtime.
-    ///
-    /// # Errors
-    /// As of [`Hsa::initialise`], and what the runtime reports.
+    /// Errors: as of [`Hsa::initialise`], and what the runtime reports.
     pub(crate) fn has_svm(&self) -> Result<bool> {
         self.initialise()?;
         let mut answer = 0_u64;
@@ -37,9 +35,7 @@ impl Hsa {
     }
 
     /// The agent that is to have this memory when it is moved, where all of it prefers one.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library cannot say; what the runtime reports, as of memory that is not mapped, or is in a pool.
+    /// Errors: `Unsupported`: the library cannot say; what the runtime reports, as of memory that is not mapped, or is in a pool.
     pub(crate) fn preferred_location(&self, address: u64, len: usize) -> Result<Option<RawAgent>> {
         self.usable()?;
         let name = "hsa_amd_svm_attributes_get";
@@ -54,9 +50,7 @@ impl Hsa {
     }
 
     /// Says which agent is to have this memory when it is moved; `None`: no one.
-    ///
-    /// # Errors
-    /// As of [`Hsa::preferred_location`].
+    /// Errors: as of [`Hsa::preferred_location`].
     pub(crate) fn set_preferred_location(
         &self,
         address: u64,
@@ -75,9 +69,7 @@ impl Hsa {
     }
 
     /// Moves memory to an agent, and waits for that.
-    ///
-    /// # Errors
-    /// As of [`Hsa::preferred_location`]; `DeadlineExceeded` after a minute; `DeviceLost`: it failed.
+    /// Errors: as of [`Hsa::preferred_location`]; `DeadlineExceeded` after a minute; `DeviceLost`: it failed.
     pub(crate) fn prefetch(&'static self, address: u64, len: usize, to: RawAgent) -> Result<()> {
         let name = "hsa_amd_svm_prefetch_async";
         let call = self.optional(self.api.hsa_amd_svm_prefetch_async, name)?;

@@ -81,9 +81,7 @@ impl fmt::Debug for FreeWatch {
 impl Hsa {
     /// Has `callback` run when the allocation that begins at `base` is freed, by whomever in this process. A few microseconds. Memory of another process
     /// cannot be watched.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no allocation of this process is there; `Forked`.
+    /// Errors: `InvalidArgument`: no allocation of this process is there; `Forked`.
     pub(crate) fn watch_free(
         &'static self,
         base: u64,
@@ -163,9 +161,7 @@ impl fmt::Debug for FaultWatch {
 impl Hsa {
     /// Has `callback` run when a device fails, on a thread of the runtime. **It takes the place of the runtime's own answer to that, which ends the
     /// process**, for as long as somebody watches; without a watcher the process is ended as before. Initialises the runtime.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library cannot, or (up to ROCm 5) the program has a handler of its own already: then failures are not told here.
+    /// Errors: `Unsupported`: the library cannot, or (up to ROCm 5) the program has a handler of its own already: then failures are not told here.
     pub(crate) fn watch_faults(
         &'static self,
         callback: impl Fn(&Fault) + Send + Sync + 'static,

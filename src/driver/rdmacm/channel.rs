@@ -61,9 +61,7 @@ impl Drop for Channel {
 
 impl RdmaCm {
     /// A new channel for events. Its descriptor does not block.
-    ///
-    /// # Errors
-    /// `Unsupported`: the kernel has no such connections, or there is no device.
+    /// Errors: `Unsupported`: the kernel has no such connections, or there is no device.
     pub(crate) fn event_channel(&'static self) -> Result<EventChannel> {
         // SAFETY: takes nothing.
         let raw = unsafe { (self.api.rdma_create_event_channel)() };

@@ -37,9 +37,7 @@ static LOADED: Mutex<Vec<&'static RdmaCm>> = Mutex::new(Vec::new());
 impl RdmaCm {
     /// The library at `path`, else the one that `WHARF_LIBRDMACM` names, else `librdmacm.so.1`. `verbs` must be the library that it uses
     /// itself: the one found without a path. May take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with what was tried and the loader's words; one without a required function.
+    /// Errors: `Unsupported`: no such library, with what was tried and the loader's words; one without a required function.
     pub(crate) fn load(path: Option<&Path>, verbs: &'static Verbs) -> Result<&'static Self> {
         let search = Search {
             what: "librdmacm",

@@ -109,9 +109,7 @@ impl Event {
 
 impl EventChannel {
     /// The next event, or `None` when there is none now; the descriptor is then readable again when there is. Never waits.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn next(&self) -> Result<Option<Event>> {
         self.0.usable()?;
         let api = &self.0.cm.api;

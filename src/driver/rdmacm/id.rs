@@ -97,9 +97,7 @@ impl Drop for Id {
 
 impl EventChannel {
     /// A new identifier, for a listener or to connect.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn id(&self) -> Result<Id> {
         self.0.usable()?;
         let mut raw = ptr::null_mut();
@@ -133,9 +131,7 @@ impl Id {
     }
 
     /// Has its events told by another channel from now on, also those that were told and not taken yet.
-    ///
-    /// # Errors
-    /// As of any call; it then still is where it was.
+    /// Errors: as of any call; it then still is where it was.
     pub(crate) fn migrate(&mut self, to: &EventChannel) -> Result<()> {
         self.channel.0.usable()?;
         // SAFETY: both live; the identifier keeps the channel that it is told by.
@@ -146,9 +142,7 @@ impl Id {
     }
 
     /// Binds it to an address of this machine; port 0 means any.
-    ///
-    /// # Errors
-    /// `Unreachable`: no device has that address; an I/O error: it is in use.
+    /// Errors: `Unreachable`: no device has that address; an I/O error: it is in use.
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         self.channel.0.usable()?;
         let mut raw = to_raw(address);
@@ -165,9 +159,7 @@ impl Id {
     }
 
     /// Listens; requests come as events.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn listen(&self, backlog: u16) -> Result<()> {
         self.channel.0.usable()?;
         // SAFETY: takes a number.
@@ -176,9 +168,7 @@ impl Id {
     }
 
     /// Begins to look for the device that leads to `to`, from `from` if given, within so many milliseconds.
-    ///
-    /// # Errors
-    /// As of any call; that there is none is told by event.
+    /// Errors: as of any call; that there is none is told by event.
     pub(crate) fn resolve_address(
         &self,
         from: Option<SocketAddr>,
@@ -204,9 +194,7 @@ impl Id {
     }
 
     /// Begins to look for the way to the address found, within so many milliseconds.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn resolve_route(&self, milliseconds: u32) -> Result<()> {
         self.channel.0.usable()?;
         let limit = c_int::try_from(milliseconds).unwrap_or(c_int::MAX);
@@ -242,9 +230,7 @@ impl Id {
     }
 
     /// Changes a queue pair to `state` (`INIT`, `RTR` or `RTS`) as this connection needs it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the connection is not that far.
+    /// Errors: `InvalidArgument`: the connection is not that far.
     pub(crate) fn prepare(&self, queue_pair: &QueuePair, state: State) -> Result<()> {
         self.channel.0.usable()?;
         let mut attributes = RawQpAttr::of(state.0);
@@ -258,9 +244,7 @@ impl Id {
     }
 
     /// Asks the other side, with up to [`REQUEST_BYTES`].
-    ///
-    /// # Errors
-    /// `InvalidArgument`: too many bytes, or the route is not resolved.
+    /// Errors: `InvalidArgument`: too many bytes, or the route is not resolved.
     pub(crate) fn connect(&self, connect: &Connect<'_>) -> Result<()> {
         self.channel.0.usable()?;
         let mut raw = connect.raw(REQUEST_BYTES)?;
@@ -270,9 +254,7 @@ impl Id {
     }
 
     /// Accepts a request, with up to [`ANSWER_BYTES`]. The queue pair is in `RTS` by then.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: too many bytes, or no request.
+    /// Errors: `InvalidArgument`: too many bytes, or no request.
     pub(crate) fn accept(&self, connect: &Connect<'_>) -> Result<()> {
         self.channel.0.usable()?;
         let mut raw = connect.raw(ANSWER_BYTES)?;
@@ -282,9 +264,7 @@ impl Id {
     }
 
     /// Turns a request down, with up to 148 bytes of why.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: too many bytes, or no request.
+    /// Errors: `InvalidArgument`: too many bytes, or no request.
     pub(crate) fn reject(&self, why: &[u8]) -> Result<()> {
         /// `IB_CM_REJ_PRIVATE_DATA_SIZE`.
         const MOST: usize = 148;
@@ -303,9 +283,7 @@ impl Id {
     }
 
     /// Tells the other side that its answer has come. The queue pair is in `RTS` by then.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn establish(&self) -> Result<()> {
         self.channel.0.usable()?;
         // SAFETY: takes nothing more.
@@ -315,9 +293,7 @@ impl Id {
     }
 
     /// Ends the connection; both sides are told by event.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is none.
+    /// Errors: `InvalidArgument`: there is none.
     pub(crate) fn disconnect(&self) -> Result<()> {
         self.channel.0.usable()?;
         // SAFETY: takes nothing more.

@@ -14,17 +14,13 @@ pub(crate) struct Libraries {
 
 impl Libraries {
     /// libibverbs, as of [`Verbs::load`].
-    ///
-    /// # Errors
-    /// `Unsupported`: it is not here.
+    /// Errors: `Unsupported`: it is not here.
     pub(crate) fn verbs(&self) -> Result<&'static Verbs> {
         Verbs::load(self.verbs.as_deref())
     }
 
     /// Both, loaded at the first call. May take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: one is not here, or librdmacm uses another libibverbs.
+    /// Errors: `Unsupported`: one is not here, or librdmacm uses another libibverbs.
     pub(crate) fn load(&self) -> Result<(&'static RdmaCm, &'static Verbs)> {
         let verbs = self.verbs()?;
         Ok((RdmaCm::load(self.cm.as_deref(), verbs)?, verbs))

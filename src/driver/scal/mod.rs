@@ -138,9 +138,7 @@ impl Scal {
     }
 
     /// What was set up on this very descriptor (a duplicate will not do), in this process. Sets nothing up.
-    ///
-    /// # Errors
-    /// `Unsupported`: nothing was, here; what SCAL reports beyond that.
+    /// Errors: `Unsupported`: nothing was, here; what SCAL reports beyond that.
     pub(crate) fn attach(&'static self, fd: RawFd) -> Result<Handle> {
         self.find(fd)?;
         Ok(Handle {
@@ -192,9 +190,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     /// A memory pool, by its name in SCAL's configuration: [`GLOBAL_HBM`].
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is no such pool; `Unsupported`: SCAL has been taken down; `Forked`; what SCAL reports.
+    /// Errors: `InvalidArgument`: there is no such pool; `Unsupported`: SCAL has been taken down; `Forked`; what SCAL reports.
     pub(crate) fn pool(&self, name: &str) -> Result<PoolInfo> {
         if self.process != std::process::id() {
             return Err(Error::new(

@@ -108,9 +108,7 @@ impl DeviceInfo {
 impl Synapse {
     /// The device that this process has acquired already, by whomever. Initialises and acquires nothing; `None` when there is none, or when Synapse is not
     /// initialised. It is never released here, and its file descriptor is not ours to close.
-    ///
-    /// # Errors
-    /// What Synapse reports beyond that: `DeviceLost` after a reset, `Io`.
+    /// Errors: what Synapse reports beyond that: `DeviceLost` after a reset, `Io`.
     pub(crate) fn attach(&'static self) -> Result<Option<Device>> {
         let mut room = sys::InfoRoom::ZERO;
         // SAFETY: writes a struct into room of 4,096 bytes.
@@ -130,9 +128,7 @@ impl Synapse {
 
     /// Takes the device at a PCI address, as in `0000:33:00.0`, for this process and gives it back with the last of what was made from it. Initialises
     /// Synapse if nobody has. Takes the whole card from every other process: call it only for a program that asked for it.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such device, or another process has it; no device at all; `Exhausted`: this process has a device already
+    /// Errors: `Unsupported`: no such device, or another process has it; no device at all; `Exhausted`: this process has a device already
     /// ([`Synapse::attach`]); `InvalidArgument`; `Io`.
     pub(crate) fn acquire(&'static self, address: &str) -> Result<Device> {
         // An empty address means any device to Synapse.
@@ -171,9 +167,7 @@ impl Device {
     }
 
     /// That this is the process that attached or acquired it.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     pub(super) fn usable(&self) -> Result<()> {
         if self.0.process == std::process::id() {
             Ok(())
@@ -193,9 +187,7 @@ impl Device {
     }
 
     /// What it is.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`.
+    /// Errors: `DeviceLost`, `Forked`, `Io`.
     pub(crate) fn info(&self) -> Result<DeviceInfo> {
         self.usable()?;
         let mut room = sys::InfoRoom::ZERO;
@@ -206,9 +198,7 @@ impl Device {
     }
 
     /// How much of its memory is free.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`.
+    /// Errors: `DeviceLost`, `Forked`, `Io`.
     pub(crate) fn memory(&self) -> Result<MemoryInfo> {
         self.usable()?;
         let (mut free, mut total) = (0, 0);
@@ -221,9 +211,7 @@ impl Device {
     }
 
     /// Allocates device memory. Its content is undefined.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes; `Exhausted`, `DeviceLost`, `Forked`.
+    /// Errors: `InvalidArgument`: no bytes; `Exhausted`, `DeviceLost`, `Forked`.
     pub(crate) fn allocate(&self, len: u64) -> Result<DeviceAllocation> {
         self.usable()?;
         some(len)?;
@@ -240,9 +228,7 @@ impl Device {
     }
 
     /// Maps host memory for the device, which pins its pages. Ranges that overlap a mapped one are refused by some runtimes.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes, memory that is not there or may not be written; `Exhausted`, `DeviceLost`, `Forked`, `Io`.
+    /// Errors: `InvalidArgument`: no bytes, memory that is not there or may not be written; `Exhausted`, `DeviceLost`, `Forked`, `Io`.
     ///
     /// # Safety
     /// The memory stays mapped in the process, at this address, until the result is dropped: pages that are given back before stay pinned, and the device

@@ -44,9 +44,7 @@ const ANCHOR: &str = "synInitialize";
 impl Synapse {
     /// The library that this process has loaded already, else the one at `path`, the one that `WHARF_LIBSYNAPSE` names, or `libSynapse.so`. Loaded once
     /// for each file; initialises nothing. The first call for a file may take seconds: the library brings many others.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the small SynapseAI_Core; without a
+    /// Errors: `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the small SynapseAI_Core; without a
     /// path, a machine without a device file.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         if let Some(synapse) = Self::resident(path) {
@@ -98,9 +96,7 @@ impl Synapse {
     }
 
     /// Initialises Synapse if nobody has. Never where there is no device file, unless somebody named the library: on such a machine it may hang.
-    ///
-    /// # Errors
-    /// `Unsupported`: no device file; `Forked`: it was initialised here before this process was forked; what Synapse reports. What failed may be tried again.
+    /// Errors: `Unsupported`: no device file; `Forked`: it was initialised here before this process was forked; what Synapse reports. What failed may be tried again.
     pub(crate) fn initialise(&self) -> Result<()> {
         let mut initialised_in = self.initialised_in.lock();
         let this = std::process::id();

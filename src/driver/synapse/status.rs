@@ -80,9 +80,7 @@ statuses! {
 
 impl Status {
     /// For a query: whether all is done.
-    ///
-    /// # Errors
-    /// As of [`Status::check`], but [`Status::BUSY`] is no error.
+    /// Errors: as of [`Status::check`], but [`Status::BUSY`] is no error.
     pub(crate) fn done(self, call: &str) -> Result<bool> {
         match self {
             Self::BUSY => Ok(false),

@@ -50,9 +50,7 @@ pub(crate) struct Event {
 
 impl Device {
     /// Makes a stream that takes copies of every direction.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`, `Forked`.
+    /// Errors: `Exhausted`, `DeviceLost`, `Forked`.
     pub(crate) fn stream(&self) -> Result<Stream> {
         self.usable()?;
         let mut raw = 0;
@@ -66,9 +64,7 @@ impl Device {
     }
 
     /// Makes an event, which takes no times.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`, `Forked`.
+    /// Errors: `Exhausted`, `DeviceLost`, `Forked`.
     pub(crate) fn event(&self) -> Result<Event> {
         self.usable()?;
         let mut raw = 0;
@@ -84,9 +80,7 @@ impl Device {
 
 impl Stream {
     /// Enqueues a copy of at most [`MAX_COPY`] bytes. An address of the host's is the number that its pointer is.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: too long, or host memory that is not mapped for the device; `Exhausted`: wait for others first; `DeviceLost`, `Forked`.
+    /// Errors: `InvalidArgument`: too long, or host memory that is not mapped for the device; `Exhausted`: wait for others first; `DeviceLost`, `Forked`.
     ///
     /// # Safety
     /// Both ranges stay allocated and mapped, and nobody else uses the target nor changes the source, until an event that is recorded behind the copy is done.
@@ -106,9 +100,7 @@ impl Stream {
     }
 
     /// Enqueues that each of `len` bytes of device memory becomes `value`, in order with the copies within the device.
-    ///
-    /// # Errors
-    /// As of [`Stream::copy`].
+    /// Errors: as of [`Stream::copy`].
     ///
     /// # Safety
     /// As of [`Stream::copy`], of the target.
@@ -122,9 +114,7 @@ impl Stream {
     }
 
     /// Marks, with the event, the end of all that is enqueued so far.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: an event of another device; `DeviceLost`, `Forked`.
+    /// Errors: `InvalidArgument`: an event of another device; `DeviceLost`, `Forked`.
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
         self.check(event)?;
         // SAFETY: both handles live.
@@ -133,9 +123,7 @@ impl Stream {
     }
 
     /// Whether all that was enqueued is done.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`.
+    /// Errors: `DeviceLost`, `Forked`, `Io`.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         self.device.usable()?;
         // SAFETY: the handle lives.
@@ -162,9 +150,7 @@ impl Event {
     }
 
     /// Whether its last record was reached. It must have been recorded. One call, a fraction of a microsecond.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`.
+    /// Errors: `DeviceLost`, `Forked`, `Io`.
     pub(crate) fn is_done(&self) -> Result<bool> {
         self.device.usable()?;
         // SAFETY: the handle lives.

@@ -52,9 +52,7 @@ impl Drop for Channel {
 
 impl Context {
     /// A new channel. Its descriptor does not block.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn completion_channel(&self) -> Result<CompletionChannel> {
         let open = self.open();
         open.usable()?;
@@ -73,9 +71,7 @@ impl Context {
     /// `vector` is below the number of the device's completion vectors.
     ///
     /// More completions than it has room for make the queue fail, and with it all that uses it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: more entries than the device has, or a channel of another device. `Exhausted`: no memory, with the remedy.
+    /// Errors: `InvalidArgument`: more entries than the device has, or a channel of another device. `Exhausted`: no memory, with the remedy.
     pub(crate) fn completion_queue(
         &self,
         entries: u32,
@@ -113,9 +109,7 @@ impl Context {
 impl CompletionChannel {
     /// Takes one event, with the token of its queue; `None`: there is none. Never waits. Of one queue there is at most one for each time that it was
     /// armed, so who has taken that needs not ask for more.
-    ///
-    /// # Errors
-    /// `DeviceLost`: nothing more will come.
+    /// Errors: `DeviceLost`: nothing more will come.
     pub(crate) fn take(&self) -> Result<Option<u64>> {
         let open = &*self.0.open;
         let mut raw: *mut RawCq = ptr::null_mut();
@@ -145,9 +139,7 @@ impl CompletionChannel {
 
     /// Takes all events that are there, and says how many; `told` is called with the token of each event's queue. When it returns, the descriptor
     /// was found empty.
-    ///
-    /// # Errors
-    /// As of [`CompletionChannel::take`].
+    /// Errors: as of [`CompletionChannel::take`].
     pub(crate) fn drain(&self, mut told: impl FnMut(u64)) -> Result<u32> {
         let mut count = 0_u32;
         while let Some(token) = self.take()? {
@@ -222,9 +214,7 @@ impl CompletionQueue {
     }
 
     /// Takes completions, as many as are there and fit into `to`, in the order in which they happened. How many were taken.
-    ///
-    /// # Errors
-    /// `DeviceLost`: the queue has failed; nothing more comes of it.
+    /// Errors: `DeviceLost`: the queue has failed; nothing more comes of it.
     pub(crate) fn poll(&self, to: &mut [Completion]) -> Result<usize> {
         let room = c_int::try_from(to.len()).unwrap_or(c_int::MAX);
         // SAFETY: a completion is the library's struct, and there is room for so many.
@@ -247,9 +237,7 @@ impl CompletionQueue {
     }
 
     /// Has the next completion told by the channel, once; or, with `solicited_only`, the next that a peer asked to be told or that failed.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is no channel; else as of any call.
+    /// Errors: `InvalidArgument`: there is no channel; else as of any call.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
         if self.0.channel.is_none() {
             return Err(Error::new(

@@ -65,9 +65,7 @@ impl Open {
     }
 
     /// That calls may be made.
-    ///
-    /// # Errors
-    /// `Forked`.
+    /// Errors: `Forked`.
     pub(super) fn usable(&self) -> Result<()> {
         if self.is_here() {
             return Ok(());
@@ -129,9 +127,7 @@ impl Open {
 
 impl Context {
     /// Takes over an open context.
-    ///
-    /// # Errors
-    /// `Unsupported`: the provider lacks a call that is needed.
+    /// Errors: `Unsupported`: the provider lacks a call that is needed.
     ///
     /// # Safety
     /// `raw` was opened by this library and belongs to nobody else.
@@ -190,9 +186,7 @@ impl Context {
     }
 
     /// What the device can do.
-    ///
-    /// # Errors
-    /// As of any call: `DeviceLost`, `Forked`, `Io`.
+    /// Errors: as of any call: `DeviceLost`, `Forked`, `Io`.
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
         let open = &*self.0;
         open.usable()?;
@@ -222,9 +216,7 @@ impl Context {
     }
 
     /// The state of a port; the first is 1.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is no such port; else as of any call.
+    /// Errors: `InvalidArgument`: there is no such port; else as of any call.
     pub(crate) fn port(&self, port: u8) -> Result<PortAttributes> {
         let open = &*self.0;
         open.usable()?;
@@ -250,9 +242,7 @@ impl Context {
 
     /// The next thing that the device tells, or `None` when there is none now; the descriptor is then readable again when there is.
     /// Never waits.
-    ///
-    /// # Errors
-    /// `DeviceLost`: nothing more will come.
+    /// Errors: `DeviceLost`: nothing more will come.
     pub(crate) fn next_event(&self) -> Result<Option<AsyncEvent>> {
         let open = &*self.0;
         let mut raw = sys::RawAsyncEvent::default();

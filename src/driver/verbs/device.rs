@@ -45,9 +45,7 @@ impl Drop for List {
 
 impl Verbs {
     /// The devices of this machine, at least one.
-    ///
-    /// # Errors
-    /// `Unsupported`: there is none, or the kernel has no InfiniBand support, with what to do.
+    /// Errors: `Unsupported`: there is none, or the kernel has no InfiniBand support, with what to do.
     pub(crate) fn devices(&'static self) -> Result<Vec<Device>> {
         /// More are taken for a broken library.
         const MOST: usize = 4096;
@@ -118,9 +116,7 @@ impl Device {
     }
 
     /// Opens it.
-    ///
-    /// # Errors
-    /// `PermissionDenied`: no right to its file; `DeviceLost`: it went away; `Unsupported`: it lacks calls that are needed.
+    /// Errors: `PermissionDenied`: no right to its file; `DeviceLost`: it went away; `Unsupported`: it lacks calls that are needed.
     pub(crate) fn open(&self) -> Result<Context> {
         // SAFETY: a device of a list that lives.
         let raw = unsafe { (self.list.verbs.api.ibv_open_device)(self.raw) };

@@ -33,9 +33,7 @@ static LOADED: Mutex<Vec<&'static Verbs>> = Mutex::new(Vec::new());
 impl Verbs {
     /// The library at `path`, else the one that `WHARF_LIBIBVERBS` names, else `libibverbs.so.1`. Loaded once for each file. May take
     /// milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with what was tried and the loader's words; one without a required function.
+    /// Errors: `Unsupported`: no such library, with what was tried and the loader's words; one without a required function.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         let library = search(path).open()?;
         let find = |name: &'static str, _since: u32| library.find(name);

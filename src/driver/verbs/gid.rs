@@ -62,9 +62,7 @@ pub(crate) fn choose_gid(entries: &[GidEntry], port: u8) -> Option<GidEntry> {
 
 impl Context {
     /// The GIDs of all ports. Entries that are empty are left out.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn gids(&self) -> Result<Vec<GidEntry>> {
         /// No table is longer: the index is one byte.
         const MOST: u32 = 256;

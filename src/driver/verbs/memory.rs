@@ -56,9 +56,7 @@ impl Drop for Domain {
 
 impl Context {
     /// A new protection domain.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
         let open = self.open();
         open.usable()?;
@@ -77,9 +75,7 @@ impl ProtectionDomain {
 
     /// Lets the device reach `length` bytes at `address`, as `access` says. The pages are pinned, which takes 0.1 ms and more for each
     /// MiB, unless `ON_DEMAND` is asked for. `RELAXED_ORDERING` is dropped where it is not known.
-    ///
-    /// # Errors
-    /// `Exhausted`: the limit on locked memory, with the remedy. `InvalidArgument`: no bytes, not mapped, not writable for the process
+    /// Errors: `Exhausted`: the limit on locked memory, with the remedy. `InvalidArgument`: no bytes, not mapped, not writable for the process
     /// where the device is to write, or memory of a device; rights that do not go together. `Unsupported`: no on-demand paging here.
     ///
     /// # Safety
@@ -111,9 +107,7 @@ impl ProtectionDomain {
 
     /// Lets the device reach `length` bytes at `offset` in a dma-buf, under the addresses from `iova` on. The descriptor may be closed
     /// after.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library, kernel or device cannot. `InvalidArgument`: not a dma-buf, or not
+    /// Errors: `Unsupported`: the library, kernel or device cannot. `InvalidArgument`: not a dma-buf, or not
     /// in it.
     ///
     /// # Safety
@@ -148,9 +142,7 @@ impl ProtectionDomain {
     }
 
     /// Whether the device takes dma-bufs: asked with no descriptor, which who takes them says is a bad one.
-    ///
-    /// # Errors
-    /// Why not.
+    /// Errors: why not.
     pub(crate) fn takes_dma_bufs(&self) -> Result<()> {
         const PAGE: usize = 4096;
         self.0.open.usable()?;
@@ -267,9 +259,7 @@ impl MemoryRegion {
     }
 
     /// A piece of it, as requests name it.
-    ///
-    /// # Errors
-    /// `OutOfBounds`: the range leaves the registration, or is longer than 4 GiB − 1.
+    /// Errors: `OutOfBounds`: the range leaves the registration, or is longer than 4 GiB − 1.
     pub(crate) fn piece(&self, range: Range<usize>) -> Result<Sge> {
         let length = range.end.checked_sub(range.start);
         match length.map(u32::try_from) {
@@ -291,9 +281,7 @@ static LEFT: AtomicU64 = AtomicU64::new(0);
 
 impl MemoryRegion {
     /// Ends it, as its drop does.
-    ///
-    /// # Errors
-    /// What the device said, which is logged and counted. It may go on to reach the memory: nobody else may get that.
+    /// Errors: what the device said, which is logged and counted. It may go on to reach the memory: nobody else may get that.
     pub(crate) fn end(mut self) -> Result<()> {
         self.end_once()
     }

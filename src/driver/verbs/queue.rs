@@ -115,9 +115,7 @@ impl Drop for Shared {
 
 impl ProtectionDomain {
     /// A shared receive queue for `receives` requests of up to `pieces` pieces (there may be room for more). `token` comes back in events.
-    ///
-    /// # Errors
-    /// `Unsupported`: the device has none; `InvalidArgument`: more than it has; `Exhausted`, with the remedy.
+    /// Errors: `Unsupported`: the device has none; `InvalidArgument`: more than it has; `Exhausted`, with the remedy.
     pub(crate) fn shared_receive_queue(
         &self,
         receives: u32,
@@ -145,9 +143,7 @@ impl ProtectionDomain {
     }
 
     /// A queue pair of a reliable connection, reset.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: more than the device has, or queues of another device or domain; `Exhausted`, with the remedy.
+    /// Errors: `InvalidArgument`: more than the device has, or queues of another device or domain; `Exhausted`, with the remedy.
     pub(crate) fn queue_pair(&self, options: &QueuePairOptions<'_>) -> Result<QueuePair> {
         let domain = self.domain();
         let open = &domain.open;
@@ -214,9 +210,7 @@ impl SharedReceiveQueue {
     }
 
     /// Posts receives, all with one call. They are linked to each other for it.
-    ///
-    /// # Errors
-    /// [`Refused`], with how many were posted.
+    /// Errors: [`Refused`], with how many were posted.
     ///
     /// # Safety
     /// The memory that the requests name is used by nobody else until their completion was polled, or every queue pair that takes from
@@ -444,9 +438,7 @@ impl QueuePair {
     }
 
     /// From reset on: takes receives.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such port or partition, or not reset.
+    /// Errors: `InvalidArgument`: no such port or partition, or not reset.
     pub(crate) fn to_init(&self, attributes: &InitAttributes) -> Result<()> {
         let raw = RawQpAttr {
             qp_state: State::INIT.0,
@@ -460,9 +452,7 @@ impl QueuePair {
     }
 
     /// Then: receives from its peer. Receives are posted before.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: something does not fit the device; an I/O error: there is no way to the GID (a RoCE peer's hardware address is
+    /// Errors: `InvalidArgument`: something does not fit the device; an I/O error: there is no way to the GID (a RoCE peer's hardware address is
     /// asked for here, which may take a second).
     pub(crate) fn to_receive(&self, attributes: &ReceiveAttributes) -> Result<()> {
         let raw = RawQpAttr {
@@ -486,9 +476,7 @@ impl QueuePair {
     }
 
     /// Then: sends too.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: something does not fit the device.
+    /// Errors: `InvalidArgument`: something does not fit the device.
     pub(crate) fn to_send(&self, attributes: &SendAttributes) -> Result<()> {
         let raw = RawQpAttr {
             qp_state: State::RTS.0,
@@ -509,18 +497,14 @@ impl QueuePair {
     }
 
     /// Gives it up: all that is posted, now or later, completes as flushed.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(crate) fn to_error(&self) -> Result<()> {
         self.modify(RawQpAttr::of(State::ERR.0), mask::STATE)
     }
 
     /// Posts sends, writes, reads and atomics, all with one call. They are linked to each other for it. Nobody is told here that the
     /// queue pair has failed: the requests then complete as flushed.
-    ///
-    /// # Errors
-    /// [`Refused`], with how many were posted.
+    /// Errors: [`Refused`], with how many were posted.
     ///
     /// # Safety
     /// The memory that the requests name, except inline, is left alone until their completion (or that of a later signaled one) was
@@ -548,9 +532,7 @@ impl QueuePair {
     }
 
     /// Posts receives, all with one call. They are linked to each other for it.
-    ///
-    /// # Errors
-    /// [`Refused`], with how many were posted.
+    /// Errors: [`Refused`], with how many were posted.
     ///
     /// # Safety
     /// The memory that the requests name is used by nobody else until their completion was polled, or the queue pair was destroyed, or

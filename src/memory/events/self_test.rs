@@ -22,9 +22,7 @@ use crate::{
 
 /// Makes a change of each class of `classes` that can be tried, and returns those whose event arrived. Never tried: `BREAK`, as lowering the
 /// break races with the allocator, `RUST_HEAP` and `NOTIFIED`.
-///
-/// # Errors
-/// `Exhausted`: no pages to try it with, no place for a sink.
+/// Errors: `Exhausted`: no pages to try it with, no place for a sink.
 pub(super) fn run(monitor: &dyn MemoryMonitor, classes: EventClasses) -> Result<EventClasses> {
     let recorder = Arc::new(Recorder::default());
     let subscription = subscribe(Arc::clone(&recorder) as Arc<dyn MemorySink>)?;

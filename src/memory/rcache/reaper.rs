@@ -27,9 +27,7 @@ use crate::{
 
 impl<R: Registrar> Inner<R> {
     /// Starts the reaper, if it does not run yet. Before the first registration of any kind.
-    ///
-    /// # Errors
-    /// `Exhausted`: no thread.
+    /// Errors: `Exhausted`: no thread.
     pub(super) fn start_reaper(self: &Arc<Self>) -> Result<()> {
         let mut runs = self.reaper.lock();
         if !*runs {

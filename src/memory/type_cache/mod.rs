@@ -173,9 +173,7 @@ impl MemoryTypes {
     }
 
     /// What is known of all of `range`; asks the domains where nothing is.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no bytes, or not all in one allocation. What a domain said.
+    /// Errors: `InvalidArgument`: no bytes, or not all in one allocation. What a domain said.
     pub(crate) fn find(&self, range: AddressRange) -> Result<MemoryAttributes> {
         if range.is_empty() {
             return Err(bad(format!("no bytes at {range}")));
@@ -206,9 +204,7 @@ impl MemoryTypes {
 
     /// As [`find`](Self::find), for memory that the program may have freed without a word: what is remembered of a driver's memory counts only if that driver
     /// has it still. What the program has said of addresses that no host has counts until it says that they are free.
-    ///
-    /// # Errors
-    /// As of [`find`](Self::find).
+    /// Errors: as of [`find`](Self::find).
     pub(crate) fn find_current(&self, range: AddressRange) -> Result<MemoryAttributes> {
         if let Some(known) = self.known_of_device(range) {
             if self.is_current(range, &known) || self.is_said(range, &known)? {

@@ -88,9 +88,7 @@ impl<D: Driver> Loader<D> {
     }
 
     /// The library, loaded. May take milliseconds.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
+    /// Errors: why it cannot be had.
     pub(in crate::transport) fn load(&self) -> Result<&'static D> {
         if let Some(driver) = self.driver.get() {
             return Ok(driver);
@@ -100,9 +98,7 @@ impl<D: Driver> Loader<D> {
     }
 
     /// The library, initialised: from now on there may be device memory, and everybody is told so before.
-    ///
-    /// # Errors
-    /// As of [`Loader::load`], and what it said.
+    /// Errors: as of [`Loader::load`], and what it said.
     pub(in crate::transport) fn start(&self) -> Result<&'static D> {
         let driver = self.load()?;
         if !driver.is_initialised() {

@@ -43,9 +43,7 @@ impl CacheOptions {
     }
 
     /// A cache before `registrar`, with what becomes of the options in `adapt`.
-    ///
-    /// # Errors
-    /// As of [`RegistrationCache::new`] and [`monitor`].
+    /// Errors: as of [`RegistrationCache::new`] and [`monitor`].
     pub(in crate::transport) fn cache<R: Registrar>(
         &self,
         registrar: R,
@@ -77,9 +75,7 @@ impl<R: Registrar> SharedCache<R> {
     }
 
     /// That which is there, else one for a new registrar.
-    ///
-    /// # Errors
-    /// Of `registrar`; as of [`RegistrationCache::new`].
+    /// Errors: of `registrar`; as of [`RegistrationCache::new`].
     pub(in crate::transport) fn get(
         &self,
         registrar: impl FnOnce() -> Result<R>,

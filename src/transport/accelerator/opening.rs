@@ -54,9 +54,7 @@ impl<H> Default for Opened<H> {
 
 impl<H: Send + 'static> Opening<H> {
     /// Begins. Rings the bell at the end.
-    ///
-    /// # Errors
-    /// `Exhausted`: no thread.
+    /// Errors: `Exhausted`: no thread.
     pub(super) fn start<V: Vendor<Home = H>>(
         vendor: &Arc<V>,
         bell: &Arc<Bell>,

@@ -51,9 +51,7 @@ impl Reaper {
     }
 
     /// What `make` allocates. May take long: when there is no room, what was dropped a moment ago may not be free yet.
-    ///
-    /// # Errors
-    /// Those of `make`.
+    /// Errors: those of `make`.
     pub(in crate::transport) fn allocate<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
         match make() {
             Err(error) if error.kind() == ErrorKind::Exhausted && self.settle(FREEING) => make(),

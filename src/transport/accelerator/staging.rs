@@ -53,9 +53,7 @@ struct Stops(AtomicU64, AtomicU64);
 
 impl Alive {
     /// Touches them. Whoever gives the copies up waits for it.
-    ///
-    /// # Errors
-    /// `Canceled`: they were given up; and those of `touch`.
+    /// Errors: `Canceled`: they were given up; and those of `touch`.
     pub(in crate::transport) fn touch<T>(&self, touch: impl FnOnce() -> Result<T>) -> Result<T> {
         let alive = self.0.lock();
         if !*alive {

@@ -221,9 +221,7 @@ impl State {
     }
 
     /// The link of an endpoint that can be used.
-    ///
-    /// # Errors
-    /// Why it has ended; `InvalidArgument`: it is of no driver, or of another.
+    /// Errors: why it has ended; `InvalidArgument`: it is of no driver, or of another.
     pub(super) fn endpoint(&mut self, link: LinkId) -> Result<&mut Endpoint> {
         match self.endpoints.get_mut(&link) {
             None => {

@@ -72,9 +72,7 @@ impl Place {
     }
 
     /// Reads the first words of a request, as many as it has; what it has not is 0. And what follows.
-    ///
-    /// # Errors
-    /// `Protocol`: there are less than `words` bytes.
+    /// Errors: `Protocol`: there are less than `words` bytes.
     pub(super) fn read(body: &[u8], words: usize) -> Result<(Self, &[u8])> {
         let (said, rest) = body
             .split_at_checked(words)
@@ -111,9 +109,7 @@ pub(super) fn code(result: &Result<()>) -> u8 {
 }
 
 /// What a byte says became of a request.
-///
-/// # Errors
-/// `Protocol`: it is none of those that are said.
+/// Errors: `Protocol`: it is none of those that are said.
 pub(super) fn outcome(code: u8) -> Result<Result<()>> {
     let error = match code {
         0 => return Ok(Ok(())),

@@ -33,9 +33,7 @@ use crate::{
 pub(crate) const NAME: &str = "cma";
 
 /// Whether this process may use the calls at all, tried on itself.
-///
-/// # Errors
-/// `Unsupported` or `PermissionDenied`, with the system's reason as the source.
+/// Errors: `Unsupported` or `PermissionDenied`, with the system's reason as the source.
 pub(crate) fn probe() -> Result<()> {
     let this = CmaPeer {
         pid: std::process::id(),
@@ -164,9 +162,7 @@ impl CmaPeer {
     /// The process at the other end of the channel, where its memory holds what its landmark says. The peer says where to look, and may make whoever looks
     /// there wait for as long as it likes (FUSE, `userfaultfd`): that is a thread for which nobody else waits. Not one of the runtime's, which would wait for
     /// it at its end.
-    ///
-    /// # Errors
-    /// Why it cannot be read.
+    /// Errors: why it cannot be read.
     pub(crate) async fn reach(
         channel: &Channel,
         landmark: &Landmark,
@@ -207,9 +203,7 @@ impl CmaPeer {
     }
 
     /// Copies `len` bytes between `remote` in the peer and `local`: to `local` when `pull`, else to the peer.
-    ///
-    /// # Errors
-    /// `PeerDied`, `PermissionDenied`, `OutOfBounds` when the range is not mapped there, or read-only where it is to be
+    /// Errors: `PeerDied`, `PermissionDenied`, `OutOfBounds` when the range is not mapped there, or read-only where it is to be
     /// written; `bytes_moved` tells how many were copied before.
     ///
     /// # Safety
@@ -233,9 +227,7 @@ impl CmaPeer {
 
     /// As [`CmaPeer::copy`], of many ranges at once, `len` bytes in all: those `there`, one behind the other, are those
     /// `here`. At most 1024 each.
-    ///
-    /// # Errors
-    /// As [`CmaPeer::copy`].
+    /// Errors: as [`CmaPeer::copy`].
     ///
     /// # Safety
     /// As [`CmaPeer::copy`], of every range.

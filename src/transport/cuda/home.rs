@@ -63,9 +63,7 @@ pub(super) struct Home {
 
 impl Home {
     /// Opens a device. May take long.
-    ///
-    /// # Errors
-    /// What the driver said.
+    /// Errors: what the driver said.
     pub(super) fn open(
         shared: &Arc<Shared>,
         context: CudaContext,

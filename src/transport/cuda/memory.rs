@@ -23,9 +23,7 @@ use crate::{
 };
 
 /// Allocates. May take long.
-///
-/// # Errors
-/// `Exhausted`, `Unsupported`, and what the driver said.
+/// Errors: `Exhausted`, `Unsupported`, and what the driver said.
 pub(super) fn allocate(
     shared: &Arc<Shared>,
     memory_type: MemoryType,
@@ -71,9 +69,7 @@ fn device(
 }
 
 /// Memory of a device that is made to be shared, as far as that goes there, all of it zeroed. `None`: not at all.
-///
-/// # Errors
-/// As [`allocate`].
+/// Errors: as [`allocate`].
 pub(super) fn allocate_to_share(
     shared: &Arc<Shared>,
     ordinal: u16,

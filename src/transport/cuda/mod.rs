@@ -148,9 +148,7 @@ impl CudaCopy {
     }
 
     /// Memory of a device that is made to be shared, as far as that goes there. `None`: not at all. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`, `Unsupported`, and what the driver said.
+    /// Errors: `Exhausted`, `Unsupported`, and what the driver said.
     pub(crate) fn allocate_to_share(
         &self,
         ordinal: u16,
@@ -160,9 +158,7 @@ impl CudaCopy {
     }
 
     /// The program's stream, checked. A few short calls.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such stream, or it is capturing a graph; what the driver said.
+    /// Errors: `InvalidArgument`: no such stream, or it is capturing a graph; what the driver said.
     pub(crate) fn adopt(&self, stream: CudaStream) -> Result<Stream> {
         order::adopt(self.shared.start()?, stream.into())
     }

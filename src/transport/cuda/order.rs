@@ -88,9 +88,7 @@ pub(super) enum Mark {
 }
 
 /// Fixes the place. A few short calls.
-///
-/// # Errors
-/// `InvalidArgument`: no such stream, or it is capturing a graph; what the driver said.
+/// Errors: `InvalidArgument`: no such stream, or it is capturing a graph; what the driver said.
 pub(super) fn mark(cuda: &'static Cuda, place: DevicePlace) -> Result<Mark> {
     match place {
         DevicePlace::Event(event) => Ok(Mark::Theirs(RawEvent(event.raw))),
@@ -105,9 +103,7 @@ pub(super) fn mark(cuda: &'static Cuda, place: DevicePlace) -> Result<Mark> {
 }
 
 /// The stream, checked.
-///
-/// # Errors
-/// As of [`mark`].
+/// Errors: as of [`mark`].
 pub(super) fn adopt(cuda: &'static Cuda, stream: DeviceStream) -> Result<Stream> {
     /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD` of the header.
     const LEGACY: usize = 1;

@@ -62,9 +62,7 @@ impl Shared {
     }
 
     /// The primary context of a device. The first time may take hundreds of milliseconds.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such device; what the driver said.
+    /// Errors: `InvalidArgument`: no such device; what the driver said.
     pub(super) fn context(&self, ordinal: u16) -> Result<CudaContext> {
         let known = {
             let contexts = self.contexts.lock();
@@ -94,17 +92,13 @@ impl Shared {
     }
 
     /// The cache of ordinary memory that is registered.
-    ///
-    /// # Errors
-    /// As of [`SharedCache::get`].
+    /// Errors: as of [`SharedCache::get`].
     pub(super) fn pageable(&self, context: &CudaContext) -> Result<RegistrationCache<Pinner>> {
         self.pageable.get(|| Ok(Pinner::new(context, NAME)))
     }
 
     /// A device that somebody uses already, else the first: for memory that is no device's own.
-    ///
-    /// # Errors
-    /// As of [`Shared::start`].
+    /// Errors: as of [`Shared::start`].
     pub(super) fn some_device(&self) -> Result<Device> {
         let cuda = self.start()?;
         for device in cuda.devices()? {

@@ -117,9 +117,7 @@ pub(super) fn ordinals(thunk: &'static HlThunk) -> Vec<u16> {
 }
 
 /// The card with this number, opened if it is not. May take long.
-///
-/// # Errors
-/// `Exhausted`: another process has it; `WouldBlock`: it is in reset; `Unsupported`: copies need another library; `Io`: its self-test failed; and
+/// Errors: `Exhausted`: another process has it; `WouldBlock`: it is in reset; `Unsupported`: copies need another library; `Io`: its self-test failed; and
 /// what the library said.
 pub(super) fn open(
     thunk: &'static HlThunk,
@@ -152,9 +150,7 @@ pub(super) fn open(
 }
 
 /// The card that Synapse has in this process. May take long.
-///
-/// # Errors
-/// `Io`: its self-test failed; and what Synapse said.
+/// Errors: `Io`: its self-test failed; and what Synapse said.
 pub(super) fn attach(
     thunk: &'static HlThunk,
     info: &CardInfo,
@@ -343,9 +339,7 @@ impl OpenCard {
     }
 
     /// Allocates zeroed memory. Its address is wharf's. May take long.
-    ///
-    /// # Errors
-    /// `Exhausted`, and what the library said.
+    /// Errors: `Exhausted`, and what the library said.
     pub(super) fn allocate(&self, length: u64) -> Result<Taken> {
         let rounded = Heap::rounded(length).filter(|rounded| *rounded > 0);
         let rounded = rounded.ok_or_else(|| {
@@ -403,9 +397,7 @@ impl OpenCard {
     ///
     /// # Safety
     /// As of [`Backend::copy`]: until this returns, unless it is `DeadlineExceeded`: then until the card is closed.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded`; `DeviceLost`; what the library said.
+    /// Errors: `DeadlineExceeded`; `DeviceLost`; what the library said.
     pub(super) unsafe fn copy(&self, route: Route, to: u64, from: u64, length: u64) -> Result<()> {
         let begin = |backend: &dyn Backend| {
             // SAFETY: the caller's promise.
@@ -418,9 +410,7 @@ impl OpenCard {
     ///
     /// # Safety
     /// As of [`OpenCard::copy`], until it was waited for.
-    ///
-    /// # Errors
-    /// As there: nothing was begun.
+    /// Errors: as there: nothing was begun.
     pub(super) unsafe fn begin_copy(
         &self,
         route: Route,
@@ -603,9 +593,7 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Until it is over. May take long.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded`: it goes on; `DeviceLost`; what the library said.
+    /// Errors: `DeadlineExceeded`: it goes on; `DeviceLost`; what the library said.
     pub(super) fn wait(self) -> Result<()> {
         self.waiter.wait(self.limit)
     }

@@ -15,9 +15,7 @@ use crate::{
 pub(super) const VISIBLE: &str = "HABANA_VISIBLE_MODULES";
 
 /// The cards, by number. 256 attempts to open a node, microseconds each where there is none.
-///
-/// # Errors
-/// `Unsupported`: there are none, or none says what it is; `Configuration`: a table or a list of modules does not fit them.
+/// Errors: `Unsupported`: there are none, or none says what it is; `Configuration`: a table or a list of modules does not fit them.
 pub(super) fn find(
     thunk: &'static HlThunk,
     table: Option<Table>,
@@ -76,9 +74,7 @@ impl Visible {
     }
 
     /// By the variable. `None`: all.
-    ///
-    /// # Errors
-    /// `Configuration`.
+    /// Errors: `Configuration`.
     pub(super) fn parse(text: &str) -> Result<Option<Self>> {
         Ok(modules(text)?.map(|modules| Self {
             said_by: VISIBLE,

@@ -70,9 +70,7 @@ struct Watched {
 
 impl Completer {
     /// Starts the thread.
-    ///
-    /// # Errors
-    /// `Exhausted`: no thread or descriptor.
+    /// Errors: `Exhausted`: no thread or descriptor.
     pub(super) fn new(
         backend: Arc<dyn Backend>,
         at_loss: impl Fn() + Send + 'static,

@@ -76,9 +76,7 @@ pub(super) fn is_resident(library: Option<&Path>) -> bool {
 }
 
 /// The PCI place of Synapse's device.
-///
-/// # Errors
-/// What the libraries said.
+/// Errors: what the libraries said.
 pub(super) fn place(thunk: &'static HlThunk, device: &Device) -> Result<BusId> {
     let fd = device.info()?.fd;
     // SAFETY: Synapse's own descriptor, just asked for; the card is dropped with this function.
@@ -146,9 +144,7 @@ struct Exported {
 
 impl Guest {
     /// Makes streams on a device.
-    ///
-    /// # Errors
-    /// `Exhausted`: no stream is left; and what Synapse said.
+    /// Errors: `Exhausted`: no stream is left; and what Synapse said.
     pub(super) fn new(
         device: Device,
         thunk: &'static HlThunk,

@@ -164,26 +164,20 @@ impl Heap {
     }
 
     /// The memory that is to be exported for an address, and what [`Heap::exported`] is told then.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no memory of this card.
+    /// Errors: `InvalidArgument`: no memory of this card.
     pub(super) fn unexported(&mut self, address: u64) -> Result<Arc<dyn Pages>> {
         Ok(Arc::clone(&self.pool(address)?.memory))
     }
 
     /// Keeps the dma-buf of the memory that an address is in. One that there is already stays.
-    ///
-    /// # Errors
-    /// As of [`Heap::unexported`].
+    /// Errors: as of [`Heap::unexported`].
     pub(super) fn exported(&mut self, address: u64, dma_buf: OwnedFd) -> Result<()> {
         self.pool(address)?.dma_buf.get_or_insert(dma_buf);
         Ok(())
     }
 
     /// A new descriptor of the pool's dma-buf, and where in it the address is; `None`: it was not exported yet.
-    ///
-    /// # Errors
-    /// As of [`Heap::unexported`]; `Exhausted`: no descriptor.
+    /// Errors: as of [`Heap::unexported`]; `Exhausted`: no descriptor.
     pub(super) fn dma_buf(&mut self, address: u64) -> Result<Option<(OwnedFd, u64)>> {
         let pool = self.pool(address)?;
         let offset = address - pool.start();

@@ -60,9 +60,7 @@ pub(super) struct PinnedMemory {
 
 impl PinnedMemory {
     /// Allocates zeroed pages, which children made by `fork` do not get.
-    ///
-    /// # Errors
-    /// `Exhausted`, `Io`.
+    /// Errors: `Exhausted`, `Io`.
     pub(super) fn new(length: usize) -> Result<Self> {
         let pages = Anonymous::new(length)
             .map_err(|error| Error::io(format!("allocating {length} bytes"), error))?;

@@ -36,9 +36,7 @@ pub(super) struct Table {
 
 impl Table {
     /// Of the variable.
-    ///
-    /// # Errors
-    /// `Configuration`, naming the entry.
+    /// Errors: `Configuration`, naming the entry.
     pub(super) fn parse(text: &str) -> Result<Self> {
         Ok(Self {
             said_by: VARIABLE,
@@ -47,9 +45,7 @@ impl Table {
     }
 
     /// Of the program: the card at the first place is number 0.
-    ///
-    /// # Errors
-    /// `Configuration`: one is no PCI place, or is there twice.
+    /// Errors: `Configuration`: one is no PCI place, or is there twice.
     pub(super) fn of_places(places: &[String]) -> Result<Self> {
         let said_by = "GaudiCopy::numbered";
         let mut entries: Vec<Entry> = Vec::new();
@@ -68,18 +64,14 @@ impl Table {
     }
 
     /// The cards in the order of their numbers.
-    ///
-    /// # Errors
-    /// `Configuration`, naming the entry: no such card was found, it is another module, or there are not so many cards.
+    /// Errors: `Configuration`, naming the entry: no such card was found, it is another module, or there are not so many cards.
     pub(super) fn order(&self, cards: Vec<CardInfo>) -> Result<Vec<CardInfo>> {
         order(&self.entries, cards).map_err(|what| wrong(self.said_by, what))
     }
 }
 
 /// Reads a table, and that it does not contradict itself.
-///
-/// # Errors
-/// `Configuration`, naming the entry.
+/// Errors: `Configuration`, naming the entry.
 fn parse(text: &str) -> Result<Vec<Entry>> {
     if text.len() > LONGEST {
         let what = format!(

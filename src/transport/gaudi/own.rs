@@ -38,9 +38,7 @@ pub(super) struct Own {
 
 impl Own {
     /// Takes command buffers and the notifier.
-    ///
-    /// # Errors
-    /// `Unsupported`: a card that takes no submissions; and what the library said.
+    /// Errors: `Unsupported`: a card that takes no submissions; and what the library said.
     pub(super) fn new(card: Arc<Card>) -> Result<Self> {
         if !card.chip().takes_submissions() {
             let text = format!(

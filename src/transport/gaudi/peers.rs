@@ -61,9 +61,7 @@ impl Peers {
 
     /// Opens `length` bytes at `offset` of a dma-buf for the card that `backend` is of: the part, until [`Peers::close`], and what keeps it in reach. May take
     /// long.
-    ///
-    /// # Errors
-    /// `Unsupported`: the card cannot; `Malformed`: the dma-buf is shorter; and what the kernel said.
+    /// Errors: `Unsupported`: the card cannot; `Malformed`: the dma-buf is shorter; and what the kernel said.
     pub(super) fn open(
         &self,
         backend: &dyn Backend,

@@ -61,9 +61,7 @@ impl Shared {
     }
 
     /// The library, loaded. May take milliseconds.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
+    /// Errors: why it cannot be had.
     pub(super) fn load(&self) -> Result<&'static HlThunk> {
         if let Some(thunk) = self.thunk.get() {
             return Ok(thunk);
@@ -78,9 +76,7 @@ impl Shared {
     }
 
     /// The cards of this machine, by number (`cards`). Opens none. May take milliseconds, once.
-    ///
-    /// # Errors
-    /// As of [`Shared::load`]; `Unsupported`: there are none, or none says what it is; `Configuration`: a variable is wrong.
+    /// Errors: as of [`Shared::load`]; `Unsupported`: there are none, or none says what it is; `Configuration`: a variable is wrong.
     pub(super) fn cards(&self) -> Result<&[CardInfo]> {
         if let Some(cards) = self.cards.get() {
             return Ok(cards);
@@ -130,9 +126,7 @@ impl Shared {
     }
 
     /// Opens the cards that are to be open from the start.
-    ///
-    /// # Errors
-    /// `Configuration`: what was chosen is no card of this machine; and what opening said.
+    /// Errors: `Configuration`: what was chosen is no card of this machine; and what opening said.
     pub(super) fn open_owned(&self) -> Result<()> {
         let count = self.cards()?.len();
         let wanted: Vec<(u16, bool)> = match &self.owning {
@@ -221,9 +215,7 @@ impl Shared {
     }
 
     /// The card that somebody in this process has acquired by Synapse, if anybody has. Takes none, and initialises nothing. May take long the first time.
-    ///
-    /// # Errors
-    /// It is none of the cards that were found; and what the libraries said.
+    /// Errors: it is none of the cards that were found; and what the libraries said.
     pub(super) fn join(&self) -> Result<Option<Arc<OpenCard>>> {
         let known = self.open.0.lock().iter().find_map(|card| {
             let usable = card.is_guest() && card.lost().is_none();
@@ -268,9 +260,7 @@ impl Shared {
     }
 
     /// The card whose memory the program allocates, opened if it may be. May take long.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such card; `PermissionDenied`: the program does not let it be opened; and what opening said.
+    /// Errors: `InvalidArgument`: no such card; `PermissionDenied`: the program does not let it be opened; and what opening said.
     pub(super) fn to_allocate(&self, ordinal: u16) -> Result<Arc<OpenCard>> {
         let thunk = self.load()?;
         if let Some(card) = card::find(thunk, ordinal) {
@@ -321,9 +311,7 @@ impl Shared {
     }
 
     /// A card that is open already.
-    ///
-    /// # Errors
-    /// `InvalidArgument`.
+    /// Errors: `InvalidArgument`.
     pub(super) fn opened(&self, ordinal: u16) -> Result<Arc<OpenCard>> {
         if let Some(card) = card::find(self.load()?, ordinal) {
             return Ok(card);

@@ -61,9 +61,7 @@ pub(super) fn is_direct(known: &Known, length: u64, unstaged: bool) -> Result<()
 }
 
 /// Copies it, by one card alone or piece by piece. May take long.
-///
-/// # Errors
-/// `Exhausted`: no memory for it; `Canceled`: it was given up; `Unsupported`: it may not go through the host; `DeviceLost`, and what the library said.
+/// Errors: `Exhausted`: no memory for it; `Canceled`: it was given up; `Unsupported`: it may not go through the host; `DeviceLost`, and what the library said.
 pub(super) fn stage(copy: &Staged, alive: &Alive) -> Result<()> {
     if let (Spot::Card(from, at), Spot::Card(to, there)) = (&copy.from, &copy.to)
         && is_direct(&from.peers().known(), copy.length, copy.unstaged).is_ok()

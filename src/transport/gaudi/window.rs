@@ -14,9 +14,7 @@ pub(super) struct Window {
 
 impl Window {
     /// Opens `length` bytes at `offset` of a dma-buf. May take long.
-    ///
-    /// # Errors
-    /// Why the card is lost; `Unsupported`: it cannot; `Malformed`: the dma-buf is shorter; and what the kernel said.
+    /// Errors: why the card is lost; `Unsupported`: it cannot; `Malformed`: the dma-buf is shorter; and what the kernel said.
     pub(super) fn open(
         card: &Arc<OpenCard>,
         dma_buf: BorrowedFd<'_>,

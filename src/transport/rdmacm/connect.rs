@@ -64,9 +64,7 @@ pub(crate) struct Listening {
 impl Listening {
     /// Listens at an address of an RDMA device of this machine, or at all of them (`0.0.0.0`); port 0 for any. Peers that are silent for so long are
     /// asked whether they are still there.
-    ///
-    /// # Errors
-    /// `Unsupported`: connections by RDMA address are not available. `Unreachable`: no device has the address. What the system said: the
+    /// Errors: `Unsupported`: connections by RDMA address are not available. `Unreachable`: no device has the address. What the system said: the
     /// port is in use, for one.
     ///
     /// # Cancel safety
@@ -101,9 +99,7 @@ impl Listening {
     }
 
     /// Waits for the next peer that asks. What fails for one is said in the log.
-    ///
-    /// # Errors
-    /// It has ended: the device is gone, or events cannot be had any more.
+    /// Errors: it has ended: the device is gone, or events cannot be had any more.
     ///
     /// # Cancel safety
     /// A request that was being taken is turned down.
@@ -172,9 +168,7 @@ impl Asked {
     }
 
     /// Gives it its channel. The caller sets the deadline.
-    ///
-    /// # Errors
-    /// `Protocol`: it is no wharf. As of the calls; it is told why in all cases.
+    /// Errors: `Protocol`: it is no wharf. As of the calls; it is told why in all cases.
     ///
     /// # Cancel safety
     /// Dropped, the connection is ended.
@@ -230,9 +224,7 @@ fn serve(id: &Id, verbs: &'static Verbs) -> Result<(Pair, CompletionChannel)> {
 
 /// Makes a channel to the listener at an RDMA address. `limit` is what the looking for it may take; the caller sets the deadline of it all.
 /// A peer that is silent for `keepalive` is asked whether it is still there.
-///
-/// # Errors
-/// `Unsupported`: connections by RDMA address are not available. `Unreachable`: no device leads there, or nobody is there.
+/// Errors: `Unsupported`: connections by RDMA address are not available. `Unreachable`: no device leads there, or nobody is there.
 /// `ConnectionRefused`: nobody listens. `Rejected`. `Protocol`: who listens is no wharf.
 ///
 /// # Cancel safety

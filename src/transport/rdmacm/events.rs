@@ -14,17 +14,13 @@ pub(super) struct Events(AsyncFd<EventChannel>);
 
 impl Events {
     /// To be made on a runtime.
-    ///
-    /// # Errors
-    /// What the system said.
+    /// Errors: what the system said.
     pub(super) fn new(channel: EventChannel) -> Result<Self> {
         watch::events(channel).map(Self)
     }
 
     /// The next one.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     ///
     /// # Cancel safety
     /// Cancel safe: no event is lost.
@@ -42,9 +38,7 @@ impl Events {
     }
 
     /// Waits for this one, and gives what came with it.
-    ///
-    /// # Errors
-    /// What another event says went wrong. Events that tell nothing of the sort are passed over.
+    /// Errors: what another event says went wrong. Events that tell nothing of the sort are passed over.
     ///
     /// # Cancel safety
     /// Cancel safe.

@@ -9,9 +9,7 @@ use crate::{
 };
 
 /// The libraries, loaded at the first call. May take milliseconds.
-///
-/// # Errors
-/// Why connections by RDMA address are not available here.
+/// Errors: why connections by RDMA address are not available here.
 pub(super) fn manager(libraries: &Libraries) -> Result<(&'static RdmaCm, &'static Verbs)> {
     libraries.load().map_err(unavailable)
 }

@@ -85,9 +85,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Opens the device of that name and makes a queue pair on it, reset.
-    ///
-    /// # Errors
-    /// As of the calls: `DeviceLost`, `Exhausted` with the remedy.
+    /// Errors: as of the calls: `DeviceLost`, `Exhausted` with the remedy.
     pub(super) fn open(verbs: &'static Verbs, device: &str) -> Result<(Self, CompletionChannel)> {
         let devices = verbs.devices()?;
         let found = devices.iter().find(|found| found.name() == device);
@@ -133,9 +131,7 @@ impl Pair {
     }
 
     /// Has the next completion told by the channel.
-    ///
-    /// # Errors
-    /// As of any call.
+    /// Errors: as of any call.
     pub(super) fn arm(&self) -> Result<()> {
         self.queue.arm(false)
     }
@@ -163,17 +159,13 @@ impl Pair {
     }
 
     /// Posts the first receives.
-    ///
-    /// # Errors
-    /// As [`Pair::receive`].
+    /// Errors: as [`Pair::receive`].
     pub(super) fn receive_all(&mut self) -> Result<()> {
         (0..RECEIVES).try_for_each(|slot| self.receive(slot))
     }
 
     /// Posts a receive.
-    ///
-    /// # Errors
-    /// `WouldBlock`: full, which is not so by the count of slots. Else as of any call.
+    /// Errors: `WouldBlock`: full, which is not so by the count of slots. Else as of any call.
     pub(super) fn receive(&mut self, slot: usize) -> Result<()> {
         self.free(slot)?;
         let piece = [self.piece(slot * SLOT..(slot + 1) * SLOT)?];
@@ -186,9 +178,7 @@ impl Pair {
     }
 
     /// The bytes of a slot after the header, to be filled.
-    ///
-    /// # Errors
-    /// `Protocol`: the slot is in use.
+    /// Errors: `Protocol`: the slot is in use.
     pub(super) fn body(&mut self, slot: usize) -> Result<&mut [u8]> {
         self.free(slot)?;
         // SAFETY: a free slot of the pages, which live as long as this does, borrowed with it.
@@ -198,9 +188,7 @@ impl Pair {
     }
 
     /// The bytes of a slot that has been received into.
-    ///
-    /// # Errors
-    /// `Protocol`: the slot is in use, or has fewer.
+    /// Errors: `Protocol`: the slot is in use, or has fewer.
     pub(super) fn bytes(&self, slot: usize, length: usize) -> Result<&[u8]> {
         self.free(slot)?;
         if length > SLOT {
@@ -211,9 +199,7 @@ impl Pair {
     }
 
     /// Sends a slot: the header, and so many bytes of its body.
-    ///
-    /// # Errors
-    /// As [`Pair::receive`].
+    /// Errors: as [`Pair::receive`].
     pub(super) fn send(&mut self, slot: usize, header: [u8; HEADER], length: usize) -> Result<()> {
         self.free(slot)?;
         // SAFETY: as above.
@@ -231,9 +217,7 @@ impl Pair {
     }
 
     /// What is done by now, in order. Empty: nothing.
-    ///
-    /// # Errors
-    /// What the device says of a request that failed; the queue pair is of no use then.
+    /// Errors: what the device says of a request that failed; the queue pair is of no use then.
     pub(super) fn poll(&mut self, to: &mut Vec<Done>) -> Result<()> {
         to.clear();
         let mut some = [Completion::default(); SLOTS];

@@ -42,9 +42,7 @@ pub(super) struct End {
 }
 
 /// Starts the task on the current runtime.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(super) fn start(
     end: Offloaded<End>,
     events: Events,

@@ -14,18 +14,14 @@ use crate::{
 };
 
 /// Readable when there are events. To be made on a runtime.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(super) fn events(channel: EventChannel) -> Result<AsyncFd<EventChannel>> {
     // SAFETY: one of the two; see above.
     unsafe { watch(channel) }
 }
 
 /// Readable when a queue that was armed has something. To be made on a runtime.
-///
-/// # Errors
-/// What the system said.
+/// Errors: what the system said.
 pub(super) fn completions(channel: CompletionChannel) -> Result<AsyncFd<CompletionChannel>> {
     // SAFETY: as above.
     unsafe { watch(channel) }

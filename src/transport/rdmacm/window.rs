@@ -64,9 +64,7 @@ impl Window {
     }
 
     /// A message came.
-    ///
-    /// # Errors
-    /// `Protocol`: no message of a wharf.
+    /// Errors: `Protocol`: no message of a wharf.
     pub(super) fn receive(&mut self, message: &[u8]) -> Result<()> {
         let [low, high, 0, 0, ..] = *message else {
             return Err(broken("a message came that is none"));

@@ -136,9 +136,7 @@ impl Flying {
 
 impl Home {
     /// Opens a device: makes some signals.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such device; `DeviceLost`: it failed before; what the runtime said.
+    /// Errors: `InvalidArgument`: no such device; `DeviceLost`: it failed before; what the runtime said.
     pub(super) fn open(shared: &Arc<Shared>, ordinal: u16, bell: &Arc<Bell>) -> Result<Self> {
         let machine = shared.machine()?;
         let agent = machine.device(ordinal)?.agent;

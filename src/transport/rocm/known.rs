@@ -86,9 +86,7 @@ impl Known {
     }
 
     /// The allocation of this process at an address; `None`: there is none. `allow`: all devices that can are let to it, once, which may take long.
-    ///
-    /// # Errors
-    /// What the runtime said.
+    /// Errors: what the runtime said.
     pub(super) fn see(
         self: &Arc<Self>,
         machine: &Machine,

@@ -90,9 +90,7 @@ impl Machine {
     }
 
     /// A device.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is none of this number.
+    /// Errors: `InvalidArgument`: there is none of this number.
     pub(super) fn device(&self, ordinal: u16) -> Result<&Device> {
         self.devices.get(usize::from(ordinal)).ok_or_else(|| {
             let count = self.devices.len();

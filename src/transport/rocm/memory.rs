@@ -17,9 +17,7 @@ use crate::{
 };
 
 /// Allocates. May take long.
-///
-/// # Errors
-/// `Exhausted`, `Unsupported`, and what the runtime said.
+/// Errors: `Exhausted`, `Unsupported`, and what the runtime said.
 pub(super) fn allocate(
     shared: &Arc<Shared>,
     memory_type: MemoryType,

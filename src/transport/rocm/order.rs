@@ -72,9 +72,7 @@ impl SignalCallback for Held {
 }
 
 /// Fixes the place. A few short calls.
-///
-/// # Errors
-/// `Unsupported`: HIP is not in this process; `InvalidArgument`: the stream is capturing a graph; what HIP said.
+/// Errors: `Unsupported`: HIP is not in this process; `InvalidArgument`: the stream is capturing a graph; what HIP said.
 pub(super) fn mark(library: Option<&Path>, place: DevicePlace) -> Result<Mark> {
     let DevicePlace::Stream(stream) = place else {
         let text = "HIP events of the program's are not waited for: give the stream";
@@ -85,9 +83,7 @@ pub(super) fn mark(library: Option<&Path>, place: DevicePlace) -> Result<Mark> {
 }
 
 /// The stream, which [`Waiter::hold`] has wait.
-///
-/// # Errors
-/// `Unsupported`: HIP is not in this process.
+/// Errors: `Unsupported`: HIP is not in this process.
 pub(super) fn waiter(library: Option<&Path>, stream: DeviceStream) -> Result<Waiter> {
     Ok(Waiter {
         hip: hip(library)?,
@@ -97,9 +93,7 @@ pub(super) fn waiter(library: Option<&Path>, stream: DeviceStream) -> Result<Wai
 
 impl Waiter {
     /// Has it wait for what is opened by the last drop.
-    ///
-    /// # Errors
-    /// `Unsupported`: not here; `InvalidArgument`: the stream is capturing a graph; what HIP said.
+    /// Errors: `Unsupported`: not here; `InvalidArgument`: the stream is capturing a graph; what HIP said.
     pub(super) fn hold(&self) -> Result<Arc<Held>> {
         // SAFETY: whoever made the handle vouches for it.
         let hold = unsafe { self.hip.hold(self.raw) };

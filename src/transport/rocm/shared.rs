@@ -56,9 +56,7 @@ impl Shared {
     }
 
     /// The machine. Initialises the runtime, which may take seconds the first time.
-    ///
-    /// # Errors
-    /// As of [`Loader::start`]; `Unsupported`: no device.
+    /// Errors: as of [`Loader::start`]; `Unsupported`: no device.
     pub(super) fn machine(&self) -> Result<&Arc<Machine>> {
         if let Some(machine) = self.machine.get() {
             return Ok(machine);
@@ -68,9 +66,7 @@ impl Shared {
     }
 
     /// The machine for memory that somebody already has; `None`: nobody has initialised the runtime.
-    ///
-    /// # Errors
-    /// As of [`Shared::machine`].
+    /// Errors: as of [`Shared::machine`].
     pub(super) fn machine_in_use(&self) -> Result<Option<&Arc<Machine>>> {
         match self.in_use() {
             Some(_) => self.machine().map(Some),
@@ -89,9 +85,7 @@ impl Shared {
     }
 
     /// The cache of host memory that is locked.
-    ///
-    /// # Errors
-    /// As of [`Shared::machine`] and [`SharedCache::get`].
+    /// Errors: as of [`Shared::machine`] and [`SharedCache::get`].
     pub(super) fn locked(&self) -> Result<RegistrationCache<Locker>> {
         self.locked.get(|| self.machine().map(Locker::new))
     }

@@ -35,9 +35,7 @@ pub(super) struct Staged {
 }
 
 /// Copies piece by piece. Blocks.
-///
-/// # Errors
-/// `Exhausted`: no memory for it; `Canceled`: it was given up; what the runtime said.
+/// Errors: `Exhausted`: no memory for it; `Canceled`: it was given up; what the runtime said.
 pub(super) fn stage(shared: &Shared, copy: &Staged, alive: &Alive) -> Result<()> {
     let machine = shared.machine()?;
     alive.stops(copy.length as u64);

@@ -553,9 +553,7 @@ impl Consumer {
 
     /// Takes the next message, if there is one, and gives `(id, header, body, hold)` to `f`. `body` is valid during the call, and while `f` has
     /// taken the hold for it, and may change under its reader's eyes (module docs). `Ok(false)`: none there.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Protocol`] when the cell makes no sense, or what `f` said. The ring must not be used any more.
+    /// Errors: [`ErrorKind::Protocol`] when the cell makes no sense, or what `f` said. The ring must not be used any more.
     #[inline(always)]
     pub(crate) fn take(
         &mut self,

@@ -42,9 +42,7 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Takes a mapping of [`SEGMENT`] bytes. `calm`: both ends have registered for barriers that the kernel makes every thread pass, and have said so.
-    ///
-    /// # Errors
-    /// A mapping of another size.
+    /// Errors: A mapping of another size.
     pub(crate) fn new(mapping: Mapping, role: Role, calm: bool) -> Result<Self> {
         if mapping.len() != SEGMENT {
             return Err(crate::Error::new(

@@ -170,9 +170,7 @@ impl Frame {
     }
 
     /// Reads what comes before a body, if all of it is at the front of `bytes`.
-    ///
-    /// # Errors
-    /// `Protocol` when the mark is foreign, a checksum is wrong, the body longer than the limit, or the prefix longer than the body.
+    /// Errors: `Protocol` when the mark is foreign, a checksum is wrong, the body longer than the limit, or the prefix longer than the body.
     pub(super) fn decode(bytes: &[u8], format: Format) -> Result<Option<Self>> {
         let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);

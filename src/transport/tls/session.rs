@@ -332,9 +332,7 @@ impl Session {
     }
 
     /// Takes the next step of the handshake, by what has come.
-    ///
-    /// # Errors
-    /// `WouldBlock`: nothing has. `UnexpectedEof`: the peer is gone. Of kind `InvalidData`, with a reason ([`explained`]): one end does not want the other; the peer is told by what
+    /// Errors: `WouldBlock`: nothing has. `UnexpectedEof`: the peer is gone. Of kind `InvalidData`, with a reason ([`explained`]): one end does not want the other; the peer is told by what
     /// [`flush`](Self::flush) writes.
     pub(crate) fn shake(&mut self, from: &mut Reading<'_>) -> io::Result<()> {
         self.fetch(from)?;
@@ -359,9 +357,7 @@ impl Session {
     }
 
     /// Reads at most `room` bytes, at least 1, and gives them to `put` in pieces. As from a socket 0 bytes are the end, which the peer has announced.
-    ///
-    /// # Errors
-    /// `WouldBlock`: nothing is left, here or in `from`. `Interrupted`: to be called again. `UnexpectedEof`: the connection has ended, and the peer had
+    /// Errors: `WouldBlock`: nothing is left, here or in `from`. `Interrupted`: to be called again. `UnexpectedEof`: the connection has ended, and the peer had
     /// not announced that. `InvalidData`: what came is not what the peer has sent, or the peer refuses ([`explained`]).
     pub(crate) fn read(
         &mut self,
@@ -473,9 +469,7 @@ impl Session {
 
     /// Encrypts what is in `parts` and writes it, until all of them are taken or `to` takes no more. Returns how many bytes were taken: the
     /// last of them may wait in here ([`wants_write`](Self::wants_write)).
-    ///
-    /// # Errors
-    /// What `to` said, but for `WouldBlock`.
+    /// Errors: what `to` said, but for `WouldBlock`.
     pub(crate) fn write(
         &mut self,
         to: &mut Writing<'_>,
@@ -537,9 +531,7 @@ impl Session {
     }
 
     /// Writes what waits, as far as `to` takes it.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
+    /// Errors: as [`write`](Self::write).
     pub(crate) fn flush(&mut self, to: &mut Writing<'_>) -> io::Result<()> {
         while self.wants_write() {
             match to(&self.unsent.buffer[self.unsent.start..self.unsent.end]) {

@@ -38,9 +38,7 @@ impl Memory {
     /// A mapping of its own: the allocator writes the zeros of aligned memory by hand, megabytes for a worker. Its pages are made when
     /// the device pins them: from 2 MiB on large ones where the kernel has them, which are made sooner, and fewer for the device to
     /// translate.
-    ///
-    /// # Errors
-    /// `Exhausted`, with the remedy where it is the limit on locked memory.
+    /// Errors: `Exhausted`, with the remedy where it is the limit on locked memory.
     pub(super) fn new(domain: &ProtectionDomain, length: usize, access: Access) -> Result<Self> {
         let exhausted = || {
             Error::new(

@@ -428,9 +428,7 @@ impl Connection {
 
     /// A message came over a rail: takes its credits, and counts its receive as free again, which it is when this pass is over. `None`: it is
     /// to be thrown away, for the peer was told that nothing more comes of that rail, and sends it again.
-    ///
-    /// # Errors
-    /// `DeviceLost`: one was lost with its device. `Protocol`: it is not the next one, or gives more credits than there are.
+    /// Errors: `DeviceLost`: one was lost with its device. `Protocol`: it is not the next one, or gives more credits than there are.
     #[inline]
     pub(super) fn arrived(&self, rail: usize, head: &Header) -> Result<Option<News>> {
         let mut state = self.state.lock();
@@ -539,9 +537,7 @@ impl Connection {
     }
 
     /// Posts a request that is no message, made by `make` with a number and flags to be used. `token` is told when it has completed.
-    ///
-    /// # Errors
-    /// As a message's.
+    /// Errors: as a message's.
     ///
     /// # Safety
     /// The memory that the request names is left alone, and stays registered, until the token was told or the link was dropped.
@@ -565,9 +561,7 @@ impl Connection {
     }
 
     /// Posts a write of `data`, which is copied, made by `make` as of [`Connection::one_sided`].
-    ///
-    /// # Errors
-    /// As a message's.
+    /// Errors: as a message's.
     pub(super) fn short_write(
         &self,
         rail: usize,
@@ -601,9 +595,7 @@ impl Connection {
     }
 
     /// Posts a request that brings `length` bytes, made by `make`. They are told with `token`.
-    ///
-    /// # Errors
-    /// As a message's.
+    /// Errors: as a message's.
     pub(super) fn fetch(
         &self,
         rail: usize,
@@ -815,9 +807,7 @@ impl Connection {
     }
 
     /// The peer has told which message it waits for, nothing more coming of that rail.
-    ///
-    /// # Errors
-    /// `Protocol`: it is another rail, or told before.
+    /// Errors: `Protocol`: it is another rail, or told before.
     pub(super) fn peer_drained(&self, rail: usize, expected: u32) -> Result<()> {
         let mut state = self.state.lock();
         match &mut state.switch {

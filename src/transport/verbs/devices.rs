@@ -49,9 +49,7 @@ impl Devices {
     }
 
     /// The memory of the context, as these devices see it. May take milliseconds the first time.
-    ///
-    /// # Errors
-    /// As [`Devices::open`], and what keeps a registration cache from being made.
+    /// Errors: as [`Devices::open`], and what keeps a registration cache from being made.
     pub(crate) fn memory(&self) -> Result<Arc<Domain>> {
         let devices = self.open()?;
         let mut memory = self.memory.lock();
@@ -64,9 +62,7 @@ impl Devices {
     }
 
     /// Every device of the machine with the ports that are used, or why it is not. May take milliseconds.
-    ///
-    /// # Errors
-    /// As of [`Devices::open`].
+    /// Errors: as of [`Devices::open`].
     pub(super) fn inventory(&self) -> Result<Vec<DeviceInfo>> {
         let open = self.open()?;
         let mut all = self.options.libraries.verbs()?.devices()?;
@@ -123,9 +119,7 @@ impl Devices {
     }
 
     /// All devices that can be used, at least one, in the order of their names: the library's is another each time. May take milliseconds the first time.
-    ///
-    /// # Errors
-    /// `Unsupported`, with the reason why there is none.
+    /// Errors: `Unsupported`, with the reason why there is none.
     pub(crate) fn open(&self) -> Result<Arc<[Arc<OpenDevice>]>> {
         let mut open = self.open.lock();
         if let Some(devices) = &*open {

@@ -201,9 +201,7 @@ impl Queues {
     }
 
     /// Posts at most [`BATCH`] receives.
-    ///
-    /// # Errors
-    /// What the device said.
+    /// Errors: what the device said.
     ///
     /// # Safety
     /// They are not posted, and nobody looks at them.

@@ -45,9 +45,7 @@ impl Rail {
     }
 
     /// Ends its queue pair: what is under way completes with an error, and nothing comes any more. Once that is done it costs nothing.
-    ///
-    /// # Errors
-    /// What the device said.
+    /// Errors: what the device said.
     pub(super) fn to_error(&self) -> Result<()> {
         if !self.ended.load(Acquire) {
             self.queue_pair.to_error()?;

@@ -39,9 +39,7 @@ struct Ring {
 
 impl ReadBack {
     /// Reads the byte at `address` under a remote key of this device's. Blocks: some microseconds.
-    ///
-    /// # Errors
-    /// What the device said.
+    /// Errors: what the device said.
     pub(super) fn read(&self, device: &OpenDevice, address: u64, rkey: u32) -> Result<()> {
         let mut ring = self.0.lock();
         let made = match ring.take() {

@@ -35,9 +35,7 @@ impl Room {
     }
 
     /// Room for one more rail of a connection, of `messages` or of one-sided operations alone. May take milliseconds.
-    ///
-    /// # Errors
-    /// What the device said.
+    /// Errors: what the device said.
     pub(super) fn reserve(
         &self,
         device: &Arc<OpenDevice>,

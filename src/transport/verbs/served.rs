@@ -38,9 +38,7 @@ impl Default for Served {
 
 impl Served {
     /// One more, before it is joined to a peer's.
-    ///
-    /// # Errors
-    /// `DeviceLost`: the device serves peers no more.
+    /// Errors: `DeviceLost`: the device serves peers no more.
     pub(super) fn add(&self, queue_pair: &Arc<QueuePair>) -> Result<()> {
         let mut all = self.all.lock();
         let Some(all) = all.as_mut() else {

@@ -173,9 +173,7 @@ impl Offer {
     }
 
     /// The other end's. Later versions may make the parts longer.
-    ///
-    /// # Errors
-    /// `Protocol`, `VersionMismatch`; `Unreachable`: the other end has nothing to offer, with its reason.
+    /// Errors: `Protocol`, `VersionMismatch`; `Unreachable`: the other end has nothing to offer, with its reason.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let broken = || {
             Error::new(
@@ -257,9 +255,7 @@ pub(super) fn verdict<T>(of: &Result<(T, u16)>) -> Vec<u8> {
 }
 
 /// The other end's verdict: the rails that it could join.
-///
-/// # Errors
-/// `Unreachable`, with its reason.
+/// Errors: `Unreachable`, with its reason.
 pub(super) fn read_verdict(bytes: &[u8]) -> Result<u16> {
     match bytes {
         [1, low, high, ..] => Ok(u16::from_le_bytes([*low, *high])),

@@ -41,9 +41,7 @@ pub(crate) struct OverLimit {
 
 impl Accepted {
     /// Counts one in.
-    ///
-    /// # Errors
-    /// `Exhausted`: there are as many as may be.
+    /// Errors: `Exhausted`: there are as many as may be.
     pub(crate) fn enter(self: &Arc<Self>, source: Source, limits: &Limits) -> Result<Seat> {
         let mut counts = self.counts.lock();
         let total = counts.total;

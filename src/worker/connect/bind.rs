@@ -53,9 +53,7 @@ pub(super) fn each(ips: &[IpAddr]) -> Vec<TcpListener> {
 }
 
 /// Listens at an address; where it stands for all interfaces of which some may not be used, at those of the others.
-///
-/// # Errors
-/// What binding said.
+/// Errors: what binding said.
 pub(super) fn address(address: SocketAddr, devices: &NetDevices) -> Result<Vec<TcpListener>> {
     let failed = |error| Error::io(format!("binding {address}"), error);
     let all = *devices == NetDevices::All || devices.is_only_rdma();

@@ -63,9 +63,7 @@ impl<'a> Met<'a> {
 
     /// Before a dial that has an answer tells the peer who this is. From there on the peer's own connections are turned away, as long as what this gives is
     /// there. The peer may be unreachable from here: before that it is not turned away. `None`: this side's connections give way to the peer's.
-    ///
-    /// # Errors
-    /// `WouldBlock`: one of the peer's is being accepted, or stands. The next dial waits for that, without a place of the peer's listener, which would not wait
+    /// Errors: `WouldBlock`: one of the peer's is being accepted, or stands. The next dial waits for that, without a place of the peer's listener, which would not wait
     /// as long.
     pub(super) fn tells(&self) -> Result<Option<Self>> {
         let (shared, worker) = (self.shared, self.worker);

@@ -61,9 +61,7 @@ use crate::{
 };
 
 /// Whether memory of these types, which the host does not reach, can be moved: all of it by one accelerator.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 #[cold]
 pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
     let found = find(context, types).map(drop);
@@ -71,9 +69,7 @@ pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operatio
 }
 
 /// The same for a copy within the process: each part of it by some accelerator.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 pub(crate) fn admit_each(
     context: &Context,
     types: &[MemoryType],
@@ -84,9 +80,7 @@ pub(crate) fn admit_each(
 }
 
 /// The same for what is sent to a peer.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 #[inline]
 pub(crate) fn admit_source(
     context: &Context,
@@ -111,9 +105,7 @@ pub(crate) fn admit_source(
 }
 
 /// The same for what is received into.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 #[inline]
 pub(crate) fn admit_target(
     context: &Context,
@@ -128,9 +120,7 @@ pub(crate) fn admit_target(
 
 /// Refuses at once what would stop in host memory for certain, where that is forbidden. `direct`: it may not have to. What is not known
 /// before it begins is refused when it takes the first fragment.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 pub(crate) fn admit_staging(context: &Context, direct: bool, operation: Operation) -> Result<()> {
     match direct || *context.config().staging {
         true => Ok(()),
@@ -140,9 +130,7 @@ pub(crate) fn admit_staging(context: &Context, direct: bool, operation: Operatio
 
 /// The same for one operation that may not stop there, between memories on these sides of which a device has some. `reaches`: there may be a way
 /// between devices.
-///
-/// # Errors
-/// `Unsupported`.
+/// Errors: `Unsupported`.
 #[cold]
 pub(crate) fn admit_unstaged(
     (out, into): (bool, bool),

@@ -4,9 +4,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// # Safety
 /// Does nothing.
-///
-/// # Errors
-/// `Unsupported`, always.
+/// Errors: `Unsupported`, always.
 #[allow(unsafe_code)]
 pub(super) unsafe fn install() -> Result<()> {
     let why = match cfg!(feature = "mem-hooks") {

@@ -24,9 +24,7 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 static PATCHING: AtomicBool = AtomicBool::new(false);
 
 /// From now on forks are counted.
-///
-/// # Errors
-/// `ENOMEM`.
+/// Errors: `ENOMEM`.
 pub(super) fn register() -> io::Result<()> {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if REGISTERED.swap(true, Relaxed) {

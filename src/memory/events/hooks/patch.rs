@@ -142,9 +142,7 @@ impl Entry {
 ///
 /// # Safety
 /// Every entry is the first byte of a function with the arguments of its hook, and both stay mapped as long as the process lives.
-///
-/// # Errors
-/// `Unsupported` when a function cannot be patched safely, or is patched already; `PermissionDenied` or `Io` when the kernel does not let the
+/// Errors: `Unsupported` when a function cannot be patched safely, or is patched already; `PermissionDenied` or `Io` when the kernel does not let the
 /// code be changed.
 pub(super) unsafe fn patch(targets: &[Target]) -> Result<Vec<Patched>> {
     let code = executable()?;

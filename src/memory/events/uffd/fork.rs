@@ -23,9 +23,7 @@ pub(super) struct ClosedInChild(&'static AtomicI32);
 
 impl ClosedInChild {
     /// Closes `fd` in children from now on, until it is dropped, which has to be before the descriptor is closed here.
-    ///
-    /// # Errors
-    /// `Exhausted`: there are 16 already, or too many handlers of forks.
+    /// Errors: `Exhausted`: there are 16 already, or too many handlers of forks.
     pub(super) fn new(fd: RawFd) -> Result<Self> {
         fork::at_fork_in_child(close_all)?;
         FDS.iter()

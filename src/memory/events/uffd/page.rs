@@ -22,9 +22,7 @@ unsafe impl Sync for Page {}
 
 impl Page {
     /// Maps one of `size` bytes.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
+    /// Errors: `ENOMEM`.
     pub(super) fn map(size: u64) -> io::Result<Self> {
         let size = usize::try_from(size)
             .ok()

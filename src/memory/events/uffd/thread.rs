@@ -59,9 +59,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Starts it, and returns when it is about to wait for its first event.
-    ///
-    /// # Errors
-    /// No thread, no eventfd.
+    /// Errors: No thread, no eventfd.
     pub(super) fn start(uffd: Arc<Userfaultfd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),

@@ -115,9 +115,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// # Cancel safety
     /// What was begun goes on and is kept.
-    ///
-    /// # Errors
-    /// Of `open`, for all who waited for it; `Exhausted`: all that may be open is in use, or there is no thread.
+    /// Errors: of `open`, for all who waited for it; `Exhausted`: all that may be open is in use, or there is no thread.
     pub(crate) async fn get(
         &self,
         key: &K,

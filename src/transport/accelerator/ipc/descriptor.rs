@@ -131,9 +131,7 @@ impl<W: Way> Descriptor<W> {
     }
 
     /// What exactly these bytes say.
-    ///
-    /// # Errors
-    /// `Malformed`; `VersionMismatch`: of a version or a way that is not known here.
+    /// Errors: `Malformed`; `VersionMismatch`: of a version or a way that is not known here.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let Some(([magic @ .., _, _, _, _], _)) = bytes.split_first_chunk::<8>() else {
             return Err(malformed("they are too short"));
@@ -210,9 +208,7 @@ pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     /// The next `N`.
-    ///
-    /// # Errors
-    /// `Malformed`: there are not so many.
+    /// Errors: `Malformed`: there are not so many.
     pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (taken, rest) = self
             .0

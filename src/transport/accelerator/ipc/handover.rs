@@ -117,9 +117,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Begins to answer with what `make` gives, on a thread of its own.
-    ///
-    /// # Errors
-    /// `Exhausted`: no descriptor or thread left; what the system said.
+    /// Errors: `Exhausted`: no descriptor or thread left; what the system said.
     pub(crate) fn start(make: impl Fn(Wanted) -> Result<OwnedFd> + Send + 'static) -> Result<Self> {
         let failed = |what: &'static str| move |error| Error::io(what, error);
         let random = |bytes: &mut [u8]| {
@@ -279,9 +277,7 @@ fn refuse(socket: &UnixStream, status: u8, why: &str, deadline: Instant) -> io::
 }
 
 /// Fetches a descriptor from the process that exports. May block until the deadline.
-///
-/// # Errors
-/// `StaleKey`: the memory is freed; `PermissionDenied`: another user; `PeerDied`, `Unreachable`: nobody answers; `Rejected`: what the exporter said;
+/// Errors: `StaleKey`: the memory is freed; `PermissionDenied`: another user; `PeerDied`, `Unreachable`: nobody answers; `Rejected`: what the exporter said;
 /// `Protocol`: it said something else.
 pub(crate) fn fetch(
     ticket: &Ticket,

@@ -45,9 +45,7 @@ impl<S: Sharing> LazyIpc<S> {
     }
 
     /// See [`Accelerator::export`](crate::transport::accelerator::Accelerator::export). `make` may load the driver.
-    ///
-    /// # Errors
-    /// As there, and of `make`.
+    /// Errors: as there, and of `make`.
     pub(crate) fn export(
         &self,
         address: u64,

@@ -65,17 +65,13 @@ pub(crate) struct Ipc<S: Sharing> {
 
 impl<S: Sharing> Ipc<S> {
     /// Initialises nothing.
-    ///
-    /// # Errors
-    /// The system has no random numbers.
+    /// Errors: the system has no random numbers.
     pub(crate) fn new(sharing: S) -> Result<Self> {
         Self::with_limits(sharing, MOST, handover::DEADLINE)
     }
 
     /// With other limits than [`MOST`] and [`handover::DEADLINE`]; `most` is at least 1.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
+    /// Errors: as [`Self::new`].
     pub(crate) fn with_limits(sharing: S, most: usize, patience: Duration) -> Result<Self> {
         let sharing = Arc::new(sharing);
         Ok(Self {
@@ -97,9 +93,7 @@ impl<S: Sharing> Ipc<S> {
     }
 
     /// That the bytes are a descriptor, that it is `peer`'s to give, and that it may be opened here as far as one can tell without the driver.
-    ///
-    /// # Errors
-    /// As of importing.
+    /// Errors: as of importing.
     pub(crate) fn judge(descriptor: &[u8], peer: &Identity) -> Result<()> {
         Self::decode(descriptor, peer).map(drop)
     }
@@ -171,9 +165,7 @@ impl<W: Way> Key for Allocation<W> {
 }
 
 /// That the memory is `peer`'s to give, and can be reached from here as far as one can tell without the driver.
-///
-/// # Errors
-/// `Protocol`: another process's; `Unreachable`, `PermissionDenied`, `Unsupported`: no way from here.
+/// Errors: `Protocol`: another process's; `Unreachable`, `PermissionDenied`, `Unsupported`: no way from here.
 fn judge<W: Way>(allocation: &Allocation<W>, peer: &Identity) -> Result<()> {
     let (from, here) = (&allocation.origin.identity, identity());
     if from != peer {
@@ -279,9 +271,7 @@ fn origin() -> Result<&'static Origin> {
 }
 
 /// The one of this process's devices whose name, which all processes have for it, is `wanted`. `variable` may hide devices.
-///
-/// # Errors
-/// `Unsupported`: none; and those of `name`.
+/// Errors: `Unsupported`: none; and those of `name`.
 pub(crate) fn visible<D, N: PartialEq>(
     devices: impl IntoIterator<Item = D>,
     name: impl Fn(&D) -> Result<N>,

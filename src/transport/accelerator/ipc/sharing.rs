@@ -87,9 +87,7 @@ impl<S: Sharing> Tickets<S> {
     }
 
     /// What lets another process fetch a descriptor.
-    ///
-    /// # Errors
-    /// As of [`Service::start`].
+    /// Errors: as of [`Service::start`].
     pub(crate) fn ticket(&self, wanted: Wanted) -> Result<Ticket> {
         let mut service = self.service.lock();
         let service = match &mut *service {

@@ -68,9 +68,7 @@ pub(super) struct GdrCopy {
 
 impl GdrCopy {
     /// With GDRCopy's library, this one or as it is found on this machine, else by the driver, which is initialised. Takes milliseconds the first time.
-    ///
-    /// # Errors
-    /// Why there is neither: no library, or no kernel module that answers; and no device whose memory the driver maps.
+    /// Errors: why there is neither: no library, or no kernel module that answers; and no device whose memory the driver maps.
     pub(super) fn open(library: Option<&Path>, cuda: &'static Cuda) -> Result<Self> {
         let session = match Gdr::load(library).and_then(Gdr::open) {
             Ok(session) => Some(session),
@@ -174,9 +172,7 @@ impl InlineCopy for GdrCopy {
 }
 
 /// What makes small copies on this machine. The driver is asked only if it is in use.
-///
-/// # Errors
-/// Why nothing does.
+/// Errors: why nothing does.
 pub(super) fn probe(library: Option<&Path>, cuda: Option<&'static Cuda>) -> Result<String> {
     let opened = Gdr::load(library).and_then(|gdr| gdr.open().map(|_| gdr));
     match opened {
