@@ -119,6 +119,24 @@ fn the_readmes_look_is_compiled() {
     assert!(read("tests/guide/look.rs").contains(listing), "{listing}");
 }
 
+/// Where the crate is read without its repository.
+#[test]
+fn what_the_first_documents_link_to_is_in_the_package() {
+    let manifest = read("Cargo.toml");
+    let included = between(&manifest, "include = [", "]")[0];
+    let included: Vec<&str> = between(included, "\"/", "\"");
+    for document in ["README.md", "SUPPORT.md", "CHANGELOG.md"] {
+        let text = read(document);
+        let links = between(&text, "](", ")").into_iter();
+        let links = links.filter(|link| !link.starts_with("http") && !link.starts_with('#'));
+        for link in links {
+            let file = link.split('#').next().unwrap_or(link);
+            let is_in = |part: &&str| Path::new(file).starts_with(part);
+            assert!(included.iter().any(is_in), "{document}: {link}");
+        }
+    }
+}
+
 #[test]
 fn the_guide_names_examples_that_are_there() {
     let mut guide = Vec::new();
