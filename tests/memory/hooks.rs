@@ -39,11 +39,11 @@ const EVERYTHING: u64 = 1 << 40;
 
 /// Runs `body` in a process of its own.
 fn alone(test: &str, body: fn()) {
-    alone_with(test, &[], body);
+    alone_with(test, &[], 1, body);
 }
 
-/// The same, with variables.
-fn alone_with(test: &str, variables: &[(&str, &str)], body: fn()) {
+/// The same with variables, so many times, each in a process of its own.
+fn alone_with(test: &str, variables: &[(&str, &str)], times: usize, body: fn()) {
     if let Some(parent) = child("alone") {
         body();
         return parent.say("done");
@@ -51,10 +51,12 @@ fn alone_with(test: &str, variables: &[(&str, &str)], body: fn()) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .expect("a runtime");
-    let mut process = Child::start(test, "alone", variables);
-    let line = runtime.block_on(process.hear());
-    process.finish();
-    assert_eq!(line, "done");
+    for _ in 0..times {
+        let mut process = Child::start(test, "alone", variables);
+        let line = runtime.block_on(process.hear());
+        process.finish();
+        assert_eq!(line, "done");
+    }
 }
 
 fn install() {
@@ -207,9 +209,7 @@ fn patch_under_load() {
 #[test]
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_threads_run() {
-    for _ in 0..runs().div_ceil(BATCH) {
-        alone(this_test!(), patch_under_load);
-    }
+    alone_with(this_test!(), &[], runs().div_ceil(BATCH), patch_under_load);
 }
 
 fn patch_under_forks() {
@@ -257,9 +257,7 @@ fn patch_under_forks() {
 #[test]
 #[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_a_thread_forks() {
-    for _ in 0..runs().div_ceil(BATCH) {
-        alone(this_test!(), patch_under_forks);
-    }
+    alone_with(this_test!(), &[], runs().div_ceil(BATCH), patch_under_forks);
 }
 
 /// What a call answered: the result, or 1 in place of an address; and `errno`.
@@ -914,7 +912,7 @@ fn ucx_in_the_process() {
 #[test]
 #[ignore = "needs UCX: libucm.so.0"]
 fn ucx_that_watches_nothing() {
-    alone_with(this_test!(), &[("UCX_MEM_EVENTS", "n")], || {
+    alone_with(this_test!(), &[("UCX_MEM_EVENTS", "n")], 1, || {
         load_ucx().expect("UCX");
         let asleep = Imported::available().expect_err("it was told not to");
         assert_eq!(asleep.kind(), ErrorKind::Unsupported);
