@@ -396,6 +396,7 @@ async fn serve_root(acceptor: Acceptor, me: Me, events: mpsc::Sender<Event>) {
                 Ok(Ok(Standing { hub, table, made })) => {
                     let link = SocketLink::new(socket, table);
                     hub.set_link(rank, link.clone());
+                    link.pump();
                     let hub = Arc::downgrade(&hub);
                     let _ = made.send(());
                     drop((made, events));
@@ -604,7 +605,10 @@ async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>
                     // The length of the answer, and that it is good.
                     let link = SocketLink::new(socket, Bytes::from_static(&[1, 0, 0, 0, 0]));
                     match strong.add_incoming(from, link.clone()) {
-                        Ok(()) => drop(tokio::spawn(link.run(hub, from))),
+                        Ok(()) => {
+                            link.pump();
+                            tokio::spawn(link.run(hub, from));
+                        }
                         Err(error) => {
                             tracing::warn!(target: "wharf::bootstrap", %error, "a connection was turned away");
                         }

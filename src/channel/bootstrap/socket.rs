@@ -434,7 +434,8 @@ impl Out {
 }
 
 impl SocketLink {
-    /// A link that begins with the bytes `first`.
+    /// A link that begins with the bytes `first`. They wait for [`SocketLink::pump`]: the other end
+    /// goes on at once when it has read them, and here the link must be known by then.
     pub(super) fn new(socket: Socket, first: Bytes) -> Arc<Self> {
         let link = Arc::new(Self {
             socket,
@@ -444,13 +445,12 @@ impl SocketLink {
         });
         if !first.is_empty() {
             link.out.lock().queue.push_back(first.into());
-            link.pump();
         }
         link
     }
 
     /// Writes what goes without waiting.
-    fn pump(&self) {
+    pub(super) fn pump(&self) {
         let mut out = self.out.lock();
         let done = loop {
             if out.queue.is_empty() && out.credit > 0 {
@@ -749,6 +749,23 @@ mod tests {
             let read = socket.read_exact(part.len()).await;
             assert_eq!(read.expect("written"), part);
         }
+    }
+
+    /// Who reads the first bytes may send, leave and be told of as gone before the next line here
+    /// runs: by then this end must know of the link.
+    #[tokio::test]
+    async fn the_first_bytes_wait_until_the_link_is_known() {
+        let (one, other) = UnixStream::pair().expect("a pair");
+        let link = SocketLink::new(Socket::unix(one).expect("a socket"), "come".into());
+        let other = Socket::unix(other).expect("a socket");
+        let mut bytes = BytesMut::new();
+        let early = other.try_read(&mut bytes, 4);
+        assert_eq!(
+            early.expect_err("nothing").kind(),
+            io::ErrorKind::WouldBlock
+        );
+        link.pump();
+        assert_eq!(other.read_exact(4).await.expect("written"), "come");
     }
 
     /// A rank that takes part in calls and does not read how they end is cut off; one that reads has as many as it likes.
