@@ -118,7 +118,8 @@
 //! # Runtimes
 //!
 //! A worker needs a Tokio runtime with its I/O and time drivers (`enable_all`), of one thread or several; without them `Worker::new`
-//! fails (it finds out by a panic of Tokio's, so a program built with `panic = "abort"` ends there). How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
+//! fails (it finds out by a panic of Tokio's, so a program built with `panic = "abort"` ends there). Futures may be polled in any other runtime, or in none.
+//! What needs timers or I/O that are not there, as a deadline or a connect, goes by the worker's runtime, which has to be driven then; that they are not there is found out in the same way. How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
 //! while nothing happens.
 //!
 //! # Features

@@ -11,7 +11,10 @@ use std::{
 use futures::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use crate::{types::OpKey, worker::Handle};
+use crate::{
+    types::OpKey,
+    worker::{Handle, drivers::Driver},
+};
 
 use super::{op::Op, operation::Completion};
 
@@ -126,7 +129,7 @@ impl Stream for ProgressStream {
         let pause = this.pause;
         loop {
             let timer = &mut this.timer;
-            let look = handle.shared.while_it_runs(|| {
+            let look = handle.shared.while_it_runs(&[Driver::Timers], || {
                 if let Some(timer) = timer {
                     return timer.poll_tick(cx).map(drop);
                 }

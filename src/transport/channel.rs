@@ -3,7 +3,7 @@
 use std::{
     io::{self, IoSlice},
     mem::ManuallyDrop,
-    net::{Shutdown, SocketAddr},
+    net::{Shutdown, SocketAddr, UdpSocket},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -153,6 +153,19 @@ impl Origin {
             (Some(process), _) => Source::User(process.uid),
             (None, Some(address)) => address.ip().into(),
             (None, None) => Source::Unknown,
+        }
+    }
+
+    /// Whether the two ends are on one host, and the other is `pid`, as far as the kernel tells.
+    pub(crate) fn is_of_this_host(self, pid: u32) -> bool {
+        match (self.process, self.local, self.peer) {
+            (Some(process), ..) => process.pid == pid,
+            // An address of this host's, as who can be bound to it shows.
+            (None, Some(local), Some(mut peer)) => {
+                peer.set_port(0);
+                peer.ip() == local.ip() || UdpSocket::bind(peer).is_ok()
+            }
+            _ => false,
         }
     }
 }
@@ -791,6 +804,32 @@ mod tests {
     use tokio::{net::TcpListener, time::timeout};
 
     use super::*;
+
+    /// Who is elsewhere, or may be, says nothing of the processes here.
+    #[test]
+    fn who_is_of_this_host() {
+        let at = |text: &str| Some(text.parse::<SocketAddr>().expect("an address"));
+        let met = |local, peer| Origin {
+            local: at(local),
+            peer: at(peer),
+            process: None,
+        };
+        assert!(met("127.0.0.1:1", "127.0.0.1:2").is_of_this_host(7));
+        assert!(met("127.0.0.1:1", "127.0.0.2:2").is_of_this_host(7));
+        assert!(met("192.0.2.1:1", "192.0.2.1:2").is_of_this_host(7));
+        // What no host has: of the networks for benchmarks, and for documentation.
+        assert!(!met("198.18.0.1:1", "198.19.255.254:2").is_of_this_host(7));
+        assert!(!met("[2001:db8::1]:1", "[2001:db8::2]:2").is_of_this_host(7));
+        assert!(!Origin::default().is_of_this_host(7));
+        let (uid, gid) = (1000, 1000);
+        let by_socket = |pid| Origin {
+            process: Some(PeerCredentials { pid, uid, gid }),
+            ..met("127.0.0.1:1", "127.0.0.1:2")
+        };
+        assert!(by_socket(7).is_of_this_host(7));
+        // One that is not seen from here, and says that it is this one.
+        assert!(!by_socket(0).is_of_this_host(7));
+    }
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 

@@ -202,7 +202,14 @@ unsafe fn past_caches(from: *const u8, to: *mut u8, length: usize) {
     }
     // SAFETY: what is left of both.
     unsafe { ptr::copy_nonoverlapping(from.add(whole), to.add(whole), length - whole) };
-    _mm_sfence();
+    #[allow(
+        unused_unsafe,
+        reason = "Rust 1.91 has this as unsafe, without a condition"
+    )]
+    // SAFETY: every processor with the instructions above has it.
+    unsafe {
+        _mm_sfence();
+    }
 }
 
 /// As [`copy`], of a length for the loop. Not in line: who copies a few bytes has nothing to keep for it.

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Operation},
     types::OpKey,
     util::lock::Mutex,
-    worker::{operations::Outcome, shared::Shared},
+    worker::{drivers::Driver, operations::Outcome, shared::Shared},
 };
 
 /// What futures have left here. `None`: it is being polled.
@@ -41,7 +41,7 @@ impl Deadline {
         match self {
             Self::None => false,
             // All that a worker which was stopped had under way has ended.
-            _ => shared.while_it_runs(|| self.runs_out(cx)) == Some(true),
+            _ => shared.while_it_runs(&[Driver::Timers], || self.runs_out(cx)) == Some(true),
         }
     }
 

@@ -58,7 +58,7 @@ mod deliver;
 pub(crate) mod device;
 pub(crate) mod direct;
 pub(crate) mod door;
-mod drivers;
+pub(crate) mod drivers;
 pub(crate) mod engine;
 mod epochs;
 mod errands;

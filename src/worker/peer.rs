@@ -527,10 +527,13 @@ impl Peer {
         error
     }
 
-    /// Whether its process has ended, over whatever it was reached. Only of this host's, as seen from here, is that known.
+    /// Whether its process has ended, over whatever it was reached. Only of this host's, as seen
+    /// from here, is that known; and by the addresses that the two met at, or by the kernel's word,
+    /// it must be of this host: what it says of itself anybody can say.
     fn has_died(&self) -> bool {
         let (own, of) = (identity(), &self.info.identity);
-        own.same_host(of)
+        self.info.origin.is_of_this_host(of.pid)
+            && own.same_host(of)
             && (own.pid_namespace, own.pid) != (of.pid_namespace, of.pid)
             && own.pid_namespace == of.pid_namespace
             && process::has_ended(of.pid)

@@ -39,7 +39,7 @@ use crate::{
     util::{lock::RwLock, tasks::spawn, wake::wake_all},
     worker::{
         connect::{Accepted, wireup::Wireup},
-        drivers,
+        drivers::Driver,
         engine::Engine,
         metrics::Dialling,
         operations::{Outcome, wrong},
@@ -194,23 +194,29 @@ impl Shared {
             if ends.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Err(closed()));
             }
-            let polled = self.while_it_runs(|| future.as_mut().poll(cx));
+            let drivers = [Driver::Timers, Driver::Io];
+            let polled = self.while_it_runs(&drivers, || future.as_mut().poll(cx));
             let result = ready!(polled.unwrap_or_else(|| Poll::Ready(Err(closed()))));
             Poll::Ready(result.map_err(|error| self.runtime_or(error, operation)))
         })
         .await
     }
 
-    /// Does something with timers or sockets, in the context of the runtime that is there and has them, or else of the worker's. Tokio's panic when they are polled once their runtime has ended, and it may end on
+    /// Does something with these drivers, in the context of the runtime that is there and has them, or else of the worker's. Tokio's panic when they are polled once their runtime has ended, and it may end on
     /// another thread at any moment: it waits for what is done here. `None`: the worker was stopped, as it is before its runtime ends.
-    pub(crate) fn while_it_runs<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+    pub(crate) fn while_it_runs<R>(
+        &self,
+        drivers: &[Driver],
+        act: impl FnOnce() -> R,
+    ) -> Option<R> {
         // Who has it alone has stopped the worker before.
         let _stays = self.uses_runtime.try_read()?;
         if self.stopping.load(Ordering::Acquire) {
             return None;
         }
-        let here = drivers::are_at_hand(self.runtime.id());
-        let _within = (!here).then(|| self.runtime.enter());
+        let own = self.runtime.id();
+        let are_here = drivers.iter().all(|driver| driver.is_at_hand(own));
+        let _within = (!are_here).then(|| self.runtime.enter());
         Some(act())
     }
 

@@ -1,14 +1,21 @@
 //! Copies between the memories of two processes, in steps; the transfers are in [copy](crate::worker::copy).
 
+use std::time::Duration;
+
 use crate::{
-    error::{ErrorKind, Result},
+    error::{Error, ErrorKind, Result},
     protocol::control,
+    types::LinkId,
     worker::{
         copy::{STEPS, Step, Transfer, gone},
-        movers::Movers,
+        movers::{Errand, Movers, Told},
         peer::at,
     },
 };
+
+/// How long a connection may go on whose peer a copy did not find. What the peer said last is still
+/// to be read then, and says how it ended; in order, or not.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl Movers {
     pub(crate) fn start_transfer(&mut self, transfer: Transfer) {
@@ -36,7 +43,10 @@ impl Movers {
                 Ok(Step::Checked) => self.layout_checked(index),
                 Ok(Step::Exhausted) => self.end_transfer(index, None),
                 Ok(Step::Complete) => self.end_transfer(index, Some(Ok(()))),
-                Err(error) => self.end_transfer(index, Some(Err(error))),
+                Err(error) => match error.kind() {
+                    ErrorKind::ConnectionReset | ErrorKind::PeerDied => self.lose(index, error),
+                    _ => self.end_transfer(index, Some(Err(error))),
+                },
             }
         }
         steps
@@ -87,17 +97,30 @@ impl Movers {
         self.begin_layout(transfer.link, transfer.op);
     }
 
+    /// Takes out a transfer whose peer is gone. Its operation ends with the connection, which knows
+    /// how the peer ended, unless it does not end at all: of a process whose first thread has ended
+    /// memory cannot be copied, whatever the others do.
+    fn lose(&mut self, index: usize, error: Error) {
+        let Transfer { op, link, .. } = self.take_transfer(index);
+        self.ctx.helped(op);
+        let work = async move {
+            tokio::time::sleep(ENDS_WITHIN).await;
+            Box::new(move |movers: &mut Self| movers.end_lost(link, error)) as Told
+        };
+        self.errand(Errand::Wait(Box::pin(work)));
+    }
+
+    fn end_lost(&mut self, link: LinkId, error: Error) {
+        if at(&mut self.ctx.peers, link).is_some_and(|peer| peer.is_alive()) {
+            self.ctx.failures.push((link, error));
+        }
+    }
+
     /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
     pub(crate) fn end_transfer(&mut self, index: usize, verdict: Option<Result<()>>) {
         let transfer = self.take_transfer(index);
         match verdict {
             None => self.ctx.helped(transfer.op),
-            // The connection ends, and says how. Until then the operation waits as one whose peer does nothing.
-            Some(Err(error))
-                if matches!(
-                    error.kind(),
-                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
-                ) => {}
             Some(Ok(())) => {
                 if let Some(op) = transfer.peer_op {
                     self.ctx.control(transfer.link, control::DONE, op, &[]);
@@ -127,7 +150,7 @@ mod tests {
         protocol::{control::Join, plan::CHUNK},
         transport::Sink,
         types::Access,
-        worker::pair::Pair,
+        worker::{pair::Pair, peer::Peer},
     };
 
     /// A peer that asks for help again and again is helped with so many copies at a time, and with more when those have ended, well or not.
@@ -179,6 +202,57 @@ mod tests {
             region.read_at(0, &mut bytes).expect("within");
             assert_eq!(bytes, source);
         });
+        pair.end();
+    }
+
+    /// A peer that says that it has ended the connection, and keeps it: what it asked for holds
+    /// nothing, and the connection ends.
+    #[tokio::test]
+    #[ignore = "needs process_vm_readv: a container may refuse it"]
+    async fn a_peer_that_is_over_and_stays_is_left() {
+        let pair = Pair::new().await;
+        let (here, link) = (&pair.here, pair.link);
+        let regions = here
+            .shared
+            .with(|engine| engine.core.movers.ctx.regions.clone());
+        let memory = BufferMut::from(vec![0; 2 * CHUNK]);
+        let region = regions.expose(memory, Access::WRITE).expect("exposed");
+        let source = vec![7_u8; 2 * CHUNK];
+        pair.there.shared.with(|engine| {
+            let ctx = &mut engine.core.movers.ctx;
+            let back = ctx.connections().next().expect("connected").slot;
+            ctx.one_copy(back).expect("memory in common").pair.end();
+        });
+        here.shared.with(|engine| {
+            let one_copy = engine.core.movers.ctx.one_copy(link);
+            let one_copy = one_copy.expect("memory in common");
+            let join = Join {
+                generation: region.exposed().generation,
+                offset: 0,
+                length: source.len() as u64,
+                address: source.as_ptr() as u64,
+                slot: region.exposed().slot,
+                chunks: one_copy.pair.acquire().expect("a word"),
+                put: 1,
+            };
+            let asked = engine.core.message(link, control::JOIN, 0, &join.encode());
+            asked.expect("in order");
+            let movers = &mut engine.core.movers;
+            assert_eq!(movers.transfers.len(), 1);
+            movers.step_transfers();
+            assert_eq!(
+                (movers.transfers.len(), movers.ctx.operations.len()),
+                (0, 0)
+            );
+            assert!(movers.ctx.failures.is_empty(), "its last words may be here");
+            assert!(matches!(movers.errands[..], [Errand::Wait(_)]));
+            movers.end_lost(link, gone());
+            engine.progress();
+            let is_alive = |peer: &mut Peer| peer.is_alive();
+            assert!(!at(&mut engine.core.movers.ctx.peers, link).is_some_and(is_alive));
+        });
+        // Nobody is inside.
+        let _memory = region.unexpose().await;
         pair.end();
     }
 }
