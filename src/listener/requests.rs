@@ -248,7 +248,7 @@ impl Incoming {
     /// Dropped, the connection is given up.
     pub async fn accept(self) -> Result<Endpoint> {
         let worker = self.worker.clone();
-        self.accept_on(&worker).await
+        self.take_on(&worker).await
     }
 
     /// Accepts it on another worker of this process.
@@ -258,7 +258,16 @@ impl Incoming {
     ///
     /// # Cancel safety
     /// As [`Incoming::accept`].
-    pub async fn accept_on(mut self, worker: &Worker) -> Result<Endpoint> {
+    pub async fn accept_on(self, worker: &Worker) -> Result<Endpoint> {
+        self.take_on(worker).await
+    }
+
+    /// In a box: it is of kilobytes, which a program's own futures would carry, and copy, else.
+    fn take_on(self, worker: &Worker) -> Pin<Box<impl Future<Output = Result<Endpoint>> + Send>> {
+        Box::pin(self.accepted_by(worker))
+    }
+
+    async fn accepted_by(mut self, worker: &Worker) -> Result<Endpoint> {
         let request = self
             .request
             .take()

@@ -36,7 +36,7 @@ async fn works(pair: &Pair) {
     }
 }
 
-scenarios! { everywhere:
+scenarios! { everywhere, and without pidfd:
     /// An address goes through bytes and text, and no other bytes or text are one.
     async fn addresses(way: Way) {
         let address = way.worker().address().expect("an address");
@@ -77,7 +77,7 @@ scenarios! { everywhere:
     }
 }
 
-scenarios! { between workers:
+scenarios! { between workers, and without pidfd:
     /// By a worker's address, without a listener; the other end finds the connection when it dials in turn.
     async fn by_address(way: Way) {
         let context = way.context();
@@ -321,7 +321,7 @@ fn the_best_is_taken() {
     });
 }
 
-scenarios! { between workers:
+scenarios! { between workers, and without pidfd:
     /// Connected, used and closed again and again between the same workers, by a listener and by either address, closed from either side.
     async fn again_and_again(way: Way) {
         let context = way.context();
@@ -400,7 +400,7 @@ scenarios! { between workers:
     }
 }
 
-scenarios! { between workers:
+scenarios! { between workers, and without pidfd:
     /// To oneself where `self` is left out: refused by address; by a listener the worker is a peer of itself, as any other.
     async fn to_oneself(way: Way) {
         let context = way.context();

@@ -12,7 +12,7 @@ use crate::{
 /// Always announced: longer than the eager window.
 const LONG: usize = (1 << 20) + 3;
 
-scenarios! { everywhere:
+scenarios! { everywhere, and without pidfd:
     /// A receive without a message is cancelled and gives its buffer back; the message that comes later is not lost.
     async fn cancelled_receive(way: Way) {
         let pair = way.pair().await;
@@ -197,7 +197,7 @@ scenarios! { everywhere:
     }
 }
 
-scenarios! { between workers:
+scenarios! { between workers, and without pidfd:
     /// What was sent before a close arrives, however long the peer takes; then the peer sees the end.
     async fn closing_loses_nothing(way: Way) {
         let pair = way.pair().await;
@@ -354,7 +354,7 @@ impl Drop for Reused {
     }
 }
 
-scenarios! { between workers:
+scenarios! { between workers, and without pidfd:
     /// A sender that breaks off has its memory back, and may use it: what its peer is copying just then does not arrive as if it were whole.
     async fn sender_breaks_off_while_its_memory_is_copied(way: Way) {
         for (round, size) in [128 << 10, (256 << 10) + 1].into_iter().cycle().take(16).enumerate() {
@@ -387,7 +387,7 @@ scenarios! { between workers:
     }
 }
 
-scenarios! { everywhere:
+scenarios! { everywhere, and without pidfd:
     /// A child process holds nothing of a connection or of exposed memory, and everything works on beside it.
     async fn child_processes(way: Way) {
         let pair = way.pair().await;

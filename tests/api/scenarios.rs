@@ -2,21 +2,25 @@
 
 /// Makes scenarios into tests.
 ///
-/// `everywhere` runs them on all ways, `between workers` on those with two workers. `on each carrier` leaves out what has no part in where bytes go: how a
-/// peer's death is seen, and who runs the tasks; `on each carrier and threads` only the first. Sessions of TLS hand buffers to each other on their threads: `everywhere,
-/// and under TLS on threads` is for what sends bytes of its own by each kind of message.
+/// `everywhere` runs them on all ways, `between workers` on those with two workers. `on each
+/// carrier` leaves out who runs the tasks. `and without pidfd` is for what sees a peer end, which
+/// nothing else has a pidfd for. Sessions of TLS hand buffers to each other on their threads: `and
+/// under TLS on threads` is for what sends bytes of its own by each kind of message.
 macro_rules! scenarios {
     (everywhere: $($scenarios:tt)*) => {
-        scenarios!(@each [own carriers deaths threads] $($scenarios)*);
+        scenarios!(@each [own carriers threads] $($scenarios)*);
+    };
+    (everywhere, and without pidfd: $($scenarios:tt)*) => {
+        scenarios!(@each [own carriers no_pidfd threads] $($scenarios)*);
     };
     (everywhere, and under TLS on threads: $($scenarios:tt)*) => {
-        scenarios!(@each [own carriers deaths threads tls_threads] $($scenarios)*);
+        scenarios!(@each [own carriers threads tls_threads] $($scenarios)*);
     };
     (between workers: $($scenarios:tt)*) => {
-        scenarios!(@each [carriers deaths threads] $($scenarios)*);
+        scenarios!(@each [carriers threads] $($scenarios)*);
     };
-    (on each carrier and threads: $($scenarios:tt)*) => {
-        scenarios!(@each [own carriers threads] $($scenarios)*);
+    (between workers, and without pidfd: $($scenarios:tt)*) => {
+        scenarios!(@each [carriers no_pidfd threads] $($scenarios)*);
     };
     (on each carrier: $($scenarios:tt)*) => {
         scenarios!(@each [own carriers] $($scenarios)*);
@@ -65,7 +69,7 @@ macro_rules! scenarios {
             on_one(Way::RcVerbs);
         }
     };
-    (@deaths) => {
+    (@no_pidfd) => {
         #[test]
         fn shm_without_pidfd() {
             on_one(Way::ShmWithoutPidfd);

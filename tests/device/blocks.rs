@@ -287,7 +287,7 @@ scenarios! {
 }
 
 scenarios! {
-    on each carrier and threads:
+    everywhere:
 
     /// Whoever is woken by a put's signal sees all of its blocks.
     async fn signalled(way: Way) {
@@ -449,7 +449,7 @@ mod faults {
     use super::*;
 
     scenarios! {
-        on each carrier and threads:
+        everywhere:
 
         async fn an_error_at_the_nth_copy(way: Way) {
             let ends = Ends::new(way).await;

@@ -93,7 +93,7 @@ fn in_pieces() -> FakeAccelerator {
 }
 
 scenarios! {
-    everywhere:
+    everywhere, and without pidfd:
 
     async fn an_error_at_the_nth_copy(way: Way) {
         let ends = Ends::with(way, in_pieces()).await;
@@ -282,7 +282,7 @@ scenarios! {
 type BoxResult<'a> = std::pin::Pin<Box<dyn Future<Output = wharf::Result<()>> + Send + 'a>>;
 
 scenarios! {
-    between workers:
+    between workers, and without pidfd:
 
     /// The connection ends while copies are stuck: the operations end, their memory stays until the device is done with it.
     async fn an_aborted_connection(way: Way) {

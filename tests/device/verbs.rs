@@ -50,7 +50,7 @@ async fn content(side: &Side, buffer: BufferMut) -> Vec<u8> {
 }
 
 scenarios! {
-    on each carrier and threads:
+    everywhere:
 
     async fn tagged(way: Way) {
         let ends = Ends::new(way).await;
@@ -357,7 +357,7 @@ async fn target_here(ends: &Ends) -> BufferListMut {
 }
 
 scenarios! {
-    on each carrier and threads:
+    everywhere:
 
     async fn streams(way: Way) {
         let ends = Ends::new(way).await;

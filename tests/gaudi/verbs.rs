@@ -23,7 +23,7 @@ fn context(machine: &Machine, way: Way) -> Context {
 }
 
 scenarios! {
-    on each carrier and threads:
+    everywhere:
 
     async fn tagged(way: Way) {
         let machine = Machine::new(&[]);

@@ -82,7 +82,8 @@ pub(crate) async fn connect(
     let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
     let mut later = None;
     let answered = AtomicBool::new(false);
-    let all = async {
+    // Of kilobytes, which a program's own futures would carry, and copy, else.
+    let all = Box::pin(async {
         let [mut pause, longest] = PAUSES;
         loop {
             let result = match &destination {
@@ -103,7 +104,7 @@ pub(crate) async fn connect(
             tokio::time::sleep(pause).await;
             pause = longest.min(2 * pause);
         }
-    };
+    });
     let result = timeout(limit, all)
         .instrument(span)
         .await

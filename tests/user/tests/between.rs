@@ -43,6 +43,41 @@ fn addresses() {
     });
 }
 
+/// What a program awaits becomes part of its own futures, which are moved about.
+#[test]
+fn futures_are_small() {
+    run(async {
+        let (here, there) = user::two_workers("tcp")?;
+        let listener = there.listen("127.0.0.1:0").await?;
+        let address = listener.local_addr();
+        let accepts = async {
+            let asked = listener.accept().await?;
+            let (size, request) = (size_of_val(&asked), asked.accept());
+            let sizes = (size, size_of_val(&request));
+            request.await.map(|_| sizes)
+        };
+        let (near, (request, accept)) = tokio::try_join!(here.connect(address), accepts)?;
+        let mut sizes = vec![
+            ("connect", size_of_val(&here.connect(address))),
+            ("connect to a name", size_of_val(&here.connect("host:1"))),
+            (
+                "connect to a worker",
+                size_of_val(&here.connect(there.address()?)),
+            ),
+            ("listen", size_of_val(&here.listen(address))),
+            ("the next request", size_of_val(&listener.accept())),
+            ("a request", request),
+            ("accept", accept),
+            ("close", size_of_val(&near.close())),
+            ("flush", size_of_val(&near.flush())),
+        ];
+        println!("{sizes:?}");
+        sizes.retain(|(_, size)| *size > 2048);
+        assert_eq!(sizes, []);
+        Ok(())
+    });
+}
+
 #[test]
 fn ends_and_messages() {
     for transports in ["tcp", "shm,tcp"] {
