@@ -10,8 +10,6 @@ mod communicator;
 mod device;
 mod device_port;
 mod environment;
-#[cfg(feature = "etcd")]
-mod etcd;
 mod gpu_buffer;
 mod group;
 mod memory_channel;

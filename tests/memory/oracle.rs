@@ -21,7 +21,7 @@ use crate::{
 const RUNS: [(u64, u64); 4] = if cfg!(debug_assertions) {
     [(1, 1200), (2, 800), (4, 400), (8, 200)]
 } else {
-    [(1, 12_000), (2, 8000), (4, 4000), (8, 2000)]
+    [(1, 5000), (2, 3200), (4, 1600), (8, 800)]
 };
 
 /// Claims to see everything, and tells nothing.

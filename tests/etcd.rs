@@ -1,4 +1,6 @@
-//! Against a real etcd: Debian's `etcd-server`, or another `etcd` in the path.
+//! Groups that meet in etcd. Against a real one: Debian's `etcd-server`, or another `etcd` in the path.
+
+mod support;
 
 use std::{
     collections::BTreeSet,
@@ -22,10 +24,15 @@ use wharf::{
     },
 };
 
-use crate::{
-    bootstrap::runtime,
-    support::{Child, LIMIT, child, own_place, this_test, watchdog},
-};
+use support::{Child, LIMIT, child, own_place, this_test, watchdog};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
 
 /// An etcd with its data in a folder of its own; both go with it.
 struct Etcd {
@@ -257,10 +264,10 @@ fn forgotten() {
         let mut members = member.members();
         assert_eq!(joined(&mut members).await, "a");
         etcd.kill();
-        crate::support::until("the loss", || !member.is_registered()).await;
+        support::until("the loss", || !member.is_registered()).await;
         etcd.data = tempfile::tempdir().expect("a folder");
         etcd.revive();
-        crate::support::until("the place", || member.is_registered()).await;
+        support::until("the place", || member.is_registered()).await;
         let mut anew = Members::of(&options, "group").expect("watching");
         assert_eq!(joined(&mut anew).await, "a");
         // Whether the watcher has seen it go depends on who was first.
@@ -307,7 +314,7 @@ fn leaving_between_two_tries() {
             .await
             .expect("joined");
         open.send_replace(false);
-        crate::support::until("the loss", || !member.is_registered()).await;
+        support::until("the loss", || !member.is_registered()).await;
         open.send_replace(true);
         member.leave().await;
         // Who is there is told in the order of names.
