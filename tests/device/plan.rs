@@ -320,7 +320,9 @@ scenarios! {
     on each carrier:
 
     async fn host_memory(way: Way) {
-        each(way, &way.context(), &HOST, &LENGTHS).await;
+        // Short messages have no choice of a scheme's.
+        let skipped = if std::env::var_os("WHARF_RNDV_SCHEME").is_some() { 2 } else { 0 };
+        each(way, &way.context(), &HOST, &LENGTHS[skipped..]).await;
     }
 
     async fn device_memory(way: Way) {
